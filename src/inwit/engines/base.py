@@ -1,0 +1,141 @@
+"""The contract of an engine: sample, score, update, save, load. No engine knows a method's name."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inwit.objectives import Objective
+from inwit.rows import Completion, Floats, Ids, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """One sampling specification for sampler and scorer.
+
+    There is no top-p and no top-k: a truncated distribution is not the one that ratios are taken of
+    (LESSONS 15).
+
+    Attributes:
+        max_tokens: most tokens sampled.
+        stop_ids: ids that end a completion; the one met is part of it.
+        temperature: of the softmax; 0 is greedy, for evaluation only (log-probs are then at 1).
+        seed: fixes the samples of this request, whatever else is in the batch.
+    """
+
+    max_tokens: int
+    stop_ids: Ids
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class OptimizerSettings(BaseModel):
+    """AdamW and its schedule."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: float = Field(1e-6, gt=0, description="peak learning rate")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final: float = Field(0.0, ge=0, le=1, description="share of the peak at the end of a schedule")
+    minibatches: int = Field(1, ge=1, description="optimizer steps a batch is split into")
+    epochs: int = Field(1, ge=1, description="times a batch is gone through")
+
+    def rate(self, step: int, total: int) -> float:
+        """The learning rate of step `step` (from 0) of `total`."""
+
+
+        if self.schedule == "constant":
+            decay = 1.0
+        else:
+            done = min(step / max(total, 1), 1.0)
+            shape = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+            decay = self.final + (1 - self.final) * shape
+        return self.lr * decay * min(1.0, (step + 1) / max(self.warmup, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """What one update saw. Means run over trained tokens; weights over re-conditioned ones.
+
+    Attributes:
+        parity: largest |log-prob of the learner - log-prob of the sampler| over tokens that were
+            sampled by this policy under the prompt they are trained under, before the update;
+            None where there are none.
+        effective_share: effective sample size over the number of re-conditioned tokens.
+        tokens: tokens that the learner's passes read, prompts included.
+        rows, rows_trained: rows given, and those that had any advantage.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    entropy: float
+    clip_share: float
+    kl: float
+    parity: float | None
+    weight_mean: float | None
+    weight_truncated: float | None
+    effective_share: float | None
+    tokens: int
+    rows: int
+    rows_trained: int
+    optimizer_steps: int
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        return asdict(self)
+
+
+class Policy(Protocol):
+    """Something that can be sampled from and asked for log-probs."""
+
+    async def sample(self, prompt_ids: Ids, n: int, sampling: Sampling) -> list[Completion]:
+        """n completions of one prompt, with their log-probs at the sampling temperature."""
+        ...
+
+    async def logprobs(self, rows: Sequence[Row], temperature: float = 1.0) -> list[Floats]:
+        """Log-probs (nats) of each row's completion ids under its *training* prompt; 0 if masked."""
+        ...
+
+
+class Engine(Policy, Protocol):
+    """A policy that learns. One contract test suite runs against every implementation."""
+
+    async def update(
+        self,
+        rows: Sequence[Row],
+        objective: Objective,
+        optimizer: OptimizerSettings,
+        total_steps: int,
+    ) -> UpdateStats:
+        """Learn from a global batch: one optimizer step for each minibatch of each epoch.
+
+        Rows without any advantage are left out of the passes, but count in the objective's mean.
+        """
+        ...
+
+    def reference(self) -> Policy:
+        """The policy as it was before training. Raises InwitError where it was not kept."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Everything that training goes on from, into an existing empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises InwitError on a broken or foreign checkpoint."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """The model and its tokenizer as a Hugging Face directory."""
+        ...

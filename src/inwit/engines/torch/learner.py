@@ -1,0 +1,319 @@
+"""The learner: from rows to one optimizer step, in micro-batches that change nothing.
+
+Rows are sorted by length and cut into micro-batches by a budget of tokens. Logits are computed for
+trained tokens only, and in chunks. Where a batch makes one optimizer step, the log-probs before the
+update and the re-conditioning weights are those of the training pass itself, detached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from inwit.engines.base import OptimizerSettings, UpdateStats
+from inwit.engines.torch.backbone import Backbone
+from inwit.errors import InwitError
+from inwit.objectives import (
+    Objective,
+    effective_sample_share,
+    loss_of,
+    reconditioning_weights,
+    row_scales,
+    token_terms,
+)
+from inwit.rows import Behaviour, Floats, Row
+
+LOGITS_AT_ONCE = 1 << 24
+"""Most logits held at once: chunks beyond it are computed again for the gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """B rows padded on the right: `ids` to [B, P + T], everything per completion token to [B, T].
+
+    `where` [N, 2] holds (row, column in ids) of the states that predict the N trained tokens, which
+    are the True entries of `mask` in row-major order.
+    """
+
+    rows: tuple[Row, ...]
+    ids: Tensor
+    where: Tensor
+    mask: Tensor
+    targets: Tensor
+    sampled: Tensor
+    advantages: Tensor
+    weights: Tensor
+    reconditioned: Tensor
+    on_policy: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
+        width = max(row.length for row in rows)
+        answer = max(len(row.completion_ids) for row in rows)
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), answer, dtype=torch.bool)
+        floats = torch.zeros(3, len(rows), answer)
+        for b, row in enumerate(rows):
+            ids[b, : row.length] = torch.tensor(row.prompt_ids + row.completion_ids)
+            n = len(row.completion_ids)
+            mask[b, :n] = torch.tensor(row.mask)
+            floats[:, b, :n] = torch.tensor((row.logprobs, row.advantages, row.weights))
+        b, t = mask.nonzero(as_tuple=True)
+        column = torch.tensor([len(row.prompt_ids) for row in rows])[b] + t
+        targets = ids[b, column]
+        sampled, advantages, weights = floats.to(device)
+        again = [row.reconditioned for row in rows]
+        own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
+        return cls(
+            tuple(rows),
+            ids.to(device),
+            torch.stack((b, column - 1), -1).to(device),
+            mask.to(device),
+            targets.to(device),
+            sampled,
+            advantages,
+            weights,
+            torch.tensor(again, device=device)[:, None],
+            torch.tensor(own, device=device)[:, None],
+        )
+
+
+def micro_batches(rows: Sequence[Row], budget: int) -> list[list[int]]:
+    """Indices of rows in batches of like length, padded size at most `budget` tokens (or one row)."""
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].length, i))
+    batches: list[list[int]] = []
+    for i in order:
+        if batches and (len(batches[-1]) + 1) * rows[i].length <= budget:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def token_logprobs(
+    backbone: Backbone, batch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """(log-probs, entropies) of the trained tokens, [B, T] each, nats; 0 where masked out.
+
+    The log-probs carry the gradient; the entropies do not.
+    """
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    hidden = backbone.hidden(batch.ids, positions.expand_as(batch.ids))
+    states = hidden[batch.where[:, 0], batch.where[:, 1]]
+
+    def head(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = backbone.logits(states) / temperature
+        total = torch.logsumexp(logits, -1)
+        logp = logits.gather(-1, targets[:, None])[:, 0] - total
+        with torch.no_grad():
+            entropy = total - (torch.softmax(logits, -1) * logits).sum(-1)
+        return logp, entropy
+
+    size = max(1, LOGITS_AT_ONCE // backbone.vocabulary)
+    chunks = list(zip(states.split(size), batch.targets.split(size), strict=True))
+    again = len(chunks) > 1 and torch.is_grad_enabled()
+    parts = [checkpoint(head, *c, use_reentrant=False) if again else head(*c) for c in chunks]
+    logp = torch.cat([part[0] for part in parts]) if parts else states.sum(-1)
+    entropy = torch.cat([part[1] for part in parts]) if parts else logp
+    blank = torch.zeros(batch.mask.shape, device=logp.device)
+    return blank.masked_scatter(batch.mask, logp), blank.masked_scatter(batch.mask, entropy)
+
+
+@torch.no_grad()
+def score(
+    backbone: Backbone, rows: Sequence[Row], temperature: float, budget: int
+) -> list[Floats]:
+    """Log-probs of every row's completion under its training prompt; 0 where masked out."""
+    found: dict[int, Floats] = {}
+    for indices in micro_batches(rows, budget):
+        batch = MicroBatch.of([rows[i] for i in indices], backbone.device)
+        logp, _ = token_logprobs(backbone, batch, temperature)
+        for i, values in zip(indices, logp.tolist(), strict=True):
+            found[i] = tuple(values[: len(rows[i].completion_ids)])
+    return [found[i] for i in range(len(rows))]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the trained tokens of an update, from which its statistics are made."""
+
+    loss: float = 0.0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    kl: float = 0.0
+    trained: int = 0
+    read: int = 0
+    parity: float | None = None
+    weights: list[Tensor] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def stats(
+        self, rate: float, cap: float | None, rows: int, live: int, passes: int
+    ) -> UpdateStats:
+        n = max(self.trained, 1)
+        weights = torch.cat(self.weights) if self.weights else torch.zeros(0)
+        some = weights.numel() > 0
+        return UpdateStats(
+            loss=self.loss / max(passes, 1),
+            grad_norm=sum(self.norms) / max(len(self.norms), 1),
+            lr=rate,
+            entropy=self.entropy / n,
+            clip_share=self.clipped / n,
+            kl=self.kl / n,
+            parity=self.parity,
+            weight_mean=float(weights.mean()) if some else None,
+            weight_truncated=(
+                (float((weights >= cap).float().mean()) if cap is not None else 0.0)
+                if some
+                else None
+            ),
+            effective_share=effective_sample_share(weights) if some else None,
+            tokens=self.read,
+            rows=rows,
+            rows_trained=live,
+            optimizer_steps=len(self.norms),
+        )
+
+
+class Learner:
+    """Updates one backbone's trainable parameters with AdamW.
+
+    Args:
+        tokens_at_once: padded tokens in one forward and backward pass.
+    """
+
+    def __init__(self, backbone: Backbone, tokens_at_once: int) -> None:
+        self._backbone = backbone
+        self._tokens_at_once = tokens_at_once
+        self.parameters = [p for p in backbone.model.parameters() if p.requires_grad]
+        self.optimizer: torch.optim.AdamW | None = None
+        self.updates = 0
+
+    def prepare(self, settings: OptimizerSettings) -> torch.optim.AdamW:
+        """The optimizer; made at its first use, so that a policy that never learns holds none."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(
+                self.parameters,
+                lr=settings.lr,
+                betas=settings.betas,
+                eps=settings.eps,
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
+        return self.optimizer
+
+    def update(
+        self,
+        rows: Sequence[Row],
+        objective: Objective,
+        settings: OptimizerSettings,
+        total_steps: int,
+        reference: Backbone | None,
+    ) -> UpdateStats:
+        """One pass of the recipe over a global batch; see `Engine.update`.
+
+        Raises InwitError where the loss or its gradient is not finite; nothing is changed then.
+        """
+        optimizer = self.prepare(settings)
+        rate = settings.rate(self.updates, total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        live = [row for row in rows if row.signal]
+        tally = Tally()
+        once = settings.epochs == settings.minibatches == 1
+        old = None if once else self._score(live, objective)
+        for epoch in range(settings.epochs):
+            for part in self._minibatches(rows, settings.minibatches, epoch):
+                self._step(part, objective, settings, old, reference, tally)
+        self.updates += 1
+        passes = settings.epochs * settings.minibatches
+        return tally.stats(rate, objective.weighting.cap, len(rows), len(live), passes)
+
+    def _score(self, rows: Sequence[Row], objective: Objective) -> dict[int, Floats]:
+        scores = score(self._backbone, rows, objective.temperature, self._tokens_at_once)
+        return {id(row): logp for row, logp in zip(rows, scores, strict=True)}
+
+    def _minibatches(self, rows: Sequence[Row], n: int, epoch: int) -> list[list[Row]]:
+        if n == 1:
+            return [list(rows)]
+        order = list(range(len(rows)))
+        Random(f"{self.updates}/{epoch}").shuffle(order)
+        return [[rows[i] for i in sorted(order[k::n])] for k in range(n)]
+
+    def _step(
+        self,
+        rows: Sequence[Row],
+        objective: Objective,
+        settings: OptimizerSettings,
+        old: dict[int, Floats] | None,
+        reference: Backbone | None,
+        tally: Tally,
+    ) -> None:
+        assert self.optimizer is not None
+        scales = row_scales(rows, objective.aggregation)
+        live = [i for i, row in enumerate(rows) if row.signal]
+        if not live:
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        some = [rows[i] for i in live]
+        for indices in micro_batches(some, self._tokens_at_once):
+            batch = MicroBatch.of([some[i] for i in indices], self._backbone.device)
+            scale = torch.tensor([scales[live[i]] for i in indices], device=batch.ids.device)
+            self._pass(batch, scale, objective, old, reference, tally)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise InwitError(
+                f"The gradient's norm is {norm} at update {self.updates}.",
+                "Lower the learning rate; the last checkpoint is untouched.",
+            )
+        self.optimizer.step()
+        tally.norms.append(norm)
+
+    def _pass(
+        self,
+        batch: MicroBatch,
+        scale: Tensor,
+        objective: Objective,
+        old_scores: dict[int, Floats] | None,
+        reference: Backbone | None,
+        tally: Tally,
+    ) -> None:
+        """Forward and backward over one micro-batch, adding to the gradient and to the tally."""
+        logp, entropy = token_logprobs(self._backbone, batch, objective.temperature)
+        old = logp.detach() if old_scores is None else _padded(old_scores, batch)
+        ratio = reconditioning_weights(old, batch.sampled, batch.mask, objective.weighting)
+        ratio = torch.where(batch.reconditioned, ratio, 1.0)
+        anchor = None
+        if objective.kl and reference is not None:
+            with torch.no_grad():
+                anchor, _ = token_logprobs(reference, batch, objective.temperature)
+        terms = token_terms(
+            objective, logp, old, batch.advantages, batch.weights * ratio, batch.mask, anchor
+        )
+        loss = loss_of(terms, scale, objective.kl)
+        loss.backward()  # type: ignore[no-untyped-call]
+        tally.loss += float(loss.detach())
+        tally.entropy += float(entropy.sum())
+        tally.clipped += float(terms.clipped.detach().sum())
+        tally.kl += float(terms.kl.detach().sum())
+        tally.trained += int(batch.mask.sum())
+        tally.read += sum(row.length for row in batch.rows)
+        if bool((again := batch.reconditioned & batch.mask).any()):
+            tally.weights.append(ratio[again].cpu())
+        if bool((own := batch.on_policy & batch.mask).any()) and not tally.norms:
+            gap = float((old - batch.sampled)[own].abs().max())
+            tally.parity = max(gap, tally.parity or 0.0)
+
+
+def _padded(scores: dict[int, Floats], batch: MicroBatch) -> Tensor:
+    out = torch.zeros(batch.mask.shape)
+    for b, row in enumerate(batch.rows):
+        out[b, : len(row.completion_ids)] = torch.tensor(scores[id(row)])
+    return out.to(batch.ids.device)

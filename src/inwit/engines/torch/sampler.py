@@ -1,0 +1,311 @@
+"""The sampler: requests of many episodes decoded together in one running batch.
+
+A request asks for n completions of one prompt. Each distinct prompt is computed once (prefill) and
+copied to its n samples; then all sequences advance one token a pass. Who is finished leaves, who
+waits joins at the next pass. Log-probs are recorded as tokens are drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from inwit.engines.base import Sampling
+from inwit.engines.torch.backbone import Backbone
+from inwit.engines.torch.cache import SlotCache
+from inwit.errors import InwitError
+from inwit.rows import Completion, Ids, Stop
+from inwit.seeding import derive
+
+SETTLED = 4
+"""Rounds of the event loop without a new request after which the batch goes on."""
+
+
+@dataclass(slots=True)
+class Request:
+    """n completions of one prompt, and the future that is given them once all are there."""
+
+    prompt: Ids
+    sampling: Sampling
+    n: int
+    done: asyncio.Future[list[Completion]]
+    results: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """A prompt's place in a prefill: its cache, its row there, the logits after its last token."""
+
+    cache: DynamicCache
+    row: int
+    logits: Tensor
+
+
+class Slots:
+    """What the running batch knows of each sequence: tensors over slots, of which n are in use."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.n = 0
+        self.owner: list[tuple[Request, int]] = []
+        self.capacity = capacity
+        self.device = device
+        self.steps = 0
+        integers = {"dtype": torch.long, "device": device}
+        self.length = torch.zeros(capacity, **integers)  # tokens in the cache
+        self.last = torch.zeros(capacity, **integers)  # sampled, not yet in the cache
+        self.count = torch.zeros(capacity, **integers)  # sampled so far
+        self.limit = torch.zeros(capacity, **integers)
+        self.stops = torch.full((capacity, 1), -1, **integers)
+        self.temperature = torch.ones(capacity, device=device)
+        self.ids = torch.zeros(capacity, 0, **integers)
+        self.logprobs = torch.zeros(capacity, 0, device=device)
+        self.uniform = torch.zeros(capacity, 0, device=device)
+
+    def widen(self, tokens: int, stops: int) -> None:
+        """Make room for completions of `tokens` tokens with `stops` stop ids."""
+        if (more := tokens - self.ids.shape[1]) > 0:
+            self.ids = torch.nn.functional.pad(self.ids, (0, more))
+            self.logprobs = torch.nn.functional.pad(self.logprobs, (0, more))
+            self.uniform = torch.nn.functional.pad(self.uniform, (0, more))
+        if (more := stops - self.stops.shape[1]) > 0:
+            self.stops = torch.nn.functional.pad(self.stops, (0, more), value=-1)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        for tensor in (
+            self.length, self.last, self.count, self.limit, self.stops,
+            self.temperature, self.ids, self.logprobs, self.uniform,
+        ):  # fmt: skip
+            tensor[targets] = tensor[sources]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.owner[target] = self.owner[source]
+
+
+class Sampler:
+    """Samples from one backbone.
+
+    Args:
+        capacity: most sequences decoded at once.
+        prefill_tokens: most prompt tokens (padding included) in one prefill pass.
+    """
+
+    def __init__(self, backbone: Backbone, capacity: int = 256, prefill_tokens: int = 8192) -> None:
+        self._backbone = backbone
+        self._prefill_tokens = prefill_tokens
+        self._slots = Slots(capacity, backbone.device)
+        self._cache = SlotCache()
+        self._waiting: deque[tuple[Request, int]] = deque()
+        self._prefilled: dict[Ids, Prefilled] = {}
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._slots.n)
+
+    async def sample(self, prompt_ids: Ids, n: int, sampling: Sampling) -> list[Completion]:
+        """See `Policy.sample`. Raises InwitError where the prompt leaves no room to answer."""
+        if len(prompt_ids) + sampling.max_tokens > self._backbone.longest:
+            raise InwitError(
+                f"A prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} to sample exceed "
+                f"the model's {self._backbone.longest} positions.",
+                "Shorten the question, or lower max_tokens.",
+            )
+        loop = asyncio.get_running_loop()
+        request = Request(prompt_ids, sampling, n, loop.create_future())
+        self._waiting.extend((request, i) for i in range(n))
+        if self._driver is None or self._driver.done():
+            self._driver = loop.create_task(self._drive())
+        return await request.done
+
+    async def _drive(self) -> None:
+        try:
+            while True:
+                await self._settle()
+                if not self.busy:
+                    return
+                with torch.inference_mode():
+                    while self.busy and not self._advance():
+                        pass
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    async def _settle(self) -> None:
+        """Let every episode that can go on do so, so that their requests join together."""
+        quiet, before = 0, len(self._waiting)
+        while quiet < SETTLED:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == before else 0
+            before = len(self._waiting)
+
+    def _fail(self, error: BaseException) -> None:
+        everyone = [*self._slots.owner[: self._slots.n], *self._waiting]
+        self._slots.n = 0
+        self._slots.owner.clear()
+        self._waiting.clear()
+        self._prefilled.clear()
+        for request, _ in everyone:
+            if not request.done.done():
+                request.done.set_exception(
+                    error if isinstance(error, Exception) else RuntimeError("sampling was stopped")
+                )
+
+    def _advance(self) -> bool:
+        """One token for every sequence. True if one finished."""
+        if self._waiting and self._slots.n < self._slots.capacity:
+            fresh = self._admit()
+            if self._draw(self._first_logits(fresh), fresh):
+                return True
+        slots = self._slots
+        if slots.n == 0:
+            return False
+        rows = torch.arange(slots.n, device=slots.device)
+        lengths = slots.length[: slots.n]
+        width = int(lengths.max()) + 1
+        self._cache.point(rows, lengths, width)
+        hidden = self._backbone.hidden(
+            slots.last[: slots.n, None],
+            lengths[:, None],
+            self._backbone.decode_mask(lengths, width),
+            self._cache.cache,
+        )
+        lengths += 1
+        return self._draw(self._backbone.logits(hidden[:, 0]), rows)
+
+    # ------------------------------------------------------------------ joining
+
+    def _admit(self) -> Tensor:
+        """Move waiting samples into free slots; returns those slots."""
+        slots = self._slots
+        joining = [
+            self._waiting.popleft()
+            for _ in range(min(slots.capacity - slots.n, len(self._waiting)))
+        ]
+        prompts = dict.fromkeys(request.prompt for request, _ in joining)
+        self._prefill([p for p in prompts if p not in self._prefilled])
+        start = slots.n
+        slots.owner[start:] = joining
+        slots.n += len(joining)
+        fresh = torch.arange(start, slots.n, device=slots.device)
+        self._describe(joining, fresh)
+        some = next(iter(self._prefilled.values())).cache
+        needed = max(len(r.prompt) + r.sampling.max_tokens for r, _ in slots.owner)
+        self._cache.reserve(some, self._room(), needed)
+        for prompt in prompts:
+            mine = [start + i for i, (r, _) in enumerate(joining) if r.prompt == prompt]
+            found = self._prefilled[prompt]
+            self._cache.fill(found.cache, found.row, len(prompt), mine)
+        return fresh
+
+    def _room(self) -> int:
+        """Slots to allocate: doubling, up to the capacity, so that small runs stay small."""
+        room = 8
+        while room < self._slots.n:
+            room *= 2
+        return min(room, self._slots.capacity)
+
+    def _describe(self, joining: list[tuple[Request, int]], fresh: Tensor) -> None:
+        slots = self._slots
+        specs = [request.sampling for request, _ in joining]
+        slots.widen(max(s.max_tokens for s in specs), max(len(s.stop_ids) for s in specs))
+        device = slots.device
+        slots.length[fresh] = torch.tensor([len(r.prompt) for r, _ in joining], device=device)
+        slots.count[fresh] = 0
+        slots.limit[fresh] = torch.tensor([s.max_tokens for s in specs], device=device)
+        slots.temperature[fresh] = torch.tensor([s.temperature for s in specs], device=device)
+        width = slots.stops.shape[1]
+        stops = [[*s.stop_ids, *[-1] * (width - len(s.stop_ids))] for s in specs]
+        slots.stops[fresh] = torch.tensor(stops, device=device)
+        for slot, (request, index) in zip(fresh.tolist(), joining, strict=True):
+            spec = request.sampling
+            source = torch.Generator().manual_seed(derive(spec.seed, index))
+            slots.uniform[slot, : spec.max_tokens] = torch.rand(
+                spec.max_tokens, generator=source, dtype=torch.float32
+            ).to(device)
+
+    def _prefill(self, prompts: list[Ids]) -> None:
+        """Compute prompts once each, in batches of like length."""
+        order = sorted(prompts, key=len)
+        while order:
+            widest, batch = 0, []
+            while order and (len(batch) + 1) * max(widest, len(order[0])) <= max(
+                self._prefill_tokens, len(order[0])
+            ):
+                batch.append(order.pop(0))
+                widest = max(widest, len(batch[-1]))
+            self._prefill_batch(batch, widest)
+
+    def _prefill_batch(self, prompts: list[Ids], width: int) -> None:
+        device = self._slots.device
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        positions = torch.arange(width, device=device).expand(len(prompts), -1)
+        cache = DynamicCache()
+        hidden = self._backbone.hidden(ids.to(device), positions, cache=cache)
+        last = torch.tensor([len(p) - 1 for p in prompts], device=device)
+        logits = self._backbone.logits(hidden[torch.arange(len(prompts), device=device), last])
+        for row, prompt in enumerate(prompts):
+            self._prefilled[prompt] = Prefilled(cache, row, logits[row])
+
+    def _first_logits(self, fresh: Tensor) -> Tensor:
+        """The logits after each fresh sequence's prompt; prompts nobody waits for are let go."""
+        owners = [self._slots.owner[i][0] for i in fresh.tolist()]
+        logits = torch.stack([self._prefilled[r.prompt].logits for r in owners])
+        wanted = {request.prompt for request, _ in self._waiting}
+        self._prefilled = {p: v for p, v in self._prefilled.items() if p in wanted}
+        return logits
+
+    # ------------------------------------------------------------------ drawing and leaving
+
+    def _draw(self, logits: Tensor, rows: Tensor) -> bool:
+        """Draw a token for each of `rows` by inverting its distribution. True if one finished."""
+        slots = self._slots
+        temperature = slots.temperature[rows, None]
+        greedy = temperature == 0
+        logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature), -1)
+        count = slots.count[rows]
+        cumulative = logp.exp().cumsum_(-1)
+        level = slots.uniform[rows, count][:, None] * cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, level, right=True).clamp_(max=logp.shape[-1] - 1)
+        if bool(greedy.any()):
+            token = torch.where(greedy, logp.argmax(-1, keepdim=True), token)
+        slots.ids[rows, count] = token[:, 0]
+        slots.logprobs[rows, count] = logp.gather(-1, token)[:, 0]
+        slots.last[rows] = token[:, 0]
+        slots.count[rows] = count + 1
+        stopped = (token == slots.stops[rows]).any(-1)
+        ended = stopped | (count + 1 >= slots.limit[rows])
+        if not bool(ended.any()):
+            return False
+        self._leave(rows[ended], stopped[ended])
+        return True
+
+    def _leave(self, ended: Tensor, stopped: Tensor) -> None:
+        """Hand over finished completions and close the gaps they leave."""
+        slots = self._slots
+        counts = slots.count[ended].tolist()
+        ids, logprobs = slots.ids[ended].tolist(), slots.logprobs[ended].tolist()
+        for i, slot in enumerate(ended.tolist()):
+            request, index = slots.owner[slot]
+            request.results[index] = Completion(
+                tuple(ids[i][: counts[i]]),
+                tuple(logprobs[i][: counts[i]]),
+                Stop.TOKEN if bool(stopped[i]) else Stop.LENGTH,
+            )
+            if len(request.results) == request.n and not request.done.done():
+                request.done.set_result([request.results[k] for k in range(request.n)])
+        staying = torch.ones(slots.n, dtype=torch.bool, device=slots.device)
+        staying[ended] = False
+        left = int(staying.sum())
+        holes = (~staying[:left]).nonzero()[:, 0]
+        movers = left + staying[left:].nonzero()[:, 0]
+        if len(holes):
+            self._cache.move(movers, holes, int(slots.length[: slots.n].max()))
+            slots.move(movers, holes)
+        slots.n = left
+        del slots.owner[left:]
