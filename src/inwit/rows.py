@@ -103,6 +103,7 @@ class Attempt:
         index: place in the episode; 0 is the first attempt, k the k-th revision.
         critique: index of the critique it was made after; None for a first attempt.
         text: the attempt as a critic reads it, observations included.
+        feedback: what the environment said about it (for an error: what broke).
     """
 
     index: int
@@ -111,7 +112,7 @@ class Attempt:
     reward: float
     text: str
     critique: int | None = None
-    fault: str = ""
+    feedback: str = ""
 
     def __post_init__(self) -> None:
         for before, after in zip(self.turns, self.turns[1:], strict=False):
@@ -124,6 +125,11 @@ class Attempt:
         return self.grade is Grade.RIGHT
 
     @property
+    def prompt_ids(self) -> Ids:
+        """What its first turn was shown."""
+        return self.turns[0].prompt_ids
+
+    @property
     def truncated(self) -> bool:
         return self.turns[-1].completion.stop is Stop.LENGTH
 
@@ -134,12 +140,17 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Critique:
-    """A critic's turn about the attempt with index `of`."""
+    """A critic's turn about the attempt with index `of`.
+
+    Attributes:
+        size: L_c of ICRL Eq. 3: its length in tokens, unless the environment counts otherwise.
+    """
 
     index: int
     of: int
     turn: Turn
     text: str
+    size: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +160,15 @@ class Episode:
     Attributes:
         id: unique within a run, `<step>/<query id>/<sample>`.
         query: the query's id.
-        prompt_ids: the critique-free solver prompt, under which revisions are trained.
+        attempts: the first attempt, then the revisions in the order they were made.
+        demonstrations: turns given from outside, for supervised learning; nobody sampled them.
     """
 
     id: str
     query: str
-    prompt_ids: Ids
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...] = ()
     critiques: tuple[Critique, ...] = ()
+    demonstrations: tuple[Turn, ...] = ()
 
     @property
     def first(self) -> Attempt:
@@ -165,6 +177,14 @@ class Episode:
     @property
     def revisions(self) -> tuple[Attempt, ...]:
         return self.attempts[1:]
+
+    @property
+    def corrections(self) -> tuple[tuple[Attempt, Critique, Attempt], ...]:
+        """(attempt, the critique about it, the revision made after it), in order."""
+        made = {a.critique: a for a in self.attempts if a.critique is not None}
+        return tuple(
+            (self.attempts[c.of], c, made[c.index]) for c in self.critiques if c.index in made
+        )
 
     @property
     def sampled_tokens(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -75,6 +75,7 @@ class UpdateStats:
         effective_share: effective sample size over the number of re-conditioned tokens.
         tokens: tokens that the learner's passes read, prompts included.
         rows, rows_trained: rows given, and those that had any advantage.
+        weights: per token, for each re-conditioned row that was trained, by its index in `rows`.
     """
 
     loss: float
@@ -91,9 +92,11 @@ class UpdateStats:
     rows: int
     rows_trained: int
     optimizer_steps: int
+    weights: Mapping[int, Floats] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        return asdict(self)
+    def numbers(self) -> dict[str, float | int | None]:
+        """All but the weights, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "weights"}
 
 
 class Policy(Protocol):

@@ -1,13 +1,12 @@
 """Roles: prompts as text, the conditions they are built under, and their rendering to ids."""
 
-from inwit.roles.conditions import CRITIC_SEES, REVISION_SEES, SOLVER_SEES, View
+from inwit.roles.conditions import CONDITIONS, CRITIC_SEES, View
 from inwit.roles.prompt import Prompt, load_prompt
 from inwit.roles.rendering import Renderer
 
 __all__ = [
+    "CONDITIONS",
     "CRITIC_SEES",
-    "REVISION_SEES",
-    "SOLVER_SEES",
     "Prompt",
     "Renderer",
     "View",

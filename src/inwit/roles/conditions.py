@@ -12,6 +12,13 @@ REVISION_SEES: Condition = frozenset({Sees.QUESTION, Sees.CRITIQUE})
 CRITIC_SEES: Condition = frozenset({Sees.QUESTION, Sees.ATTEMPT, Sees.OUTCOME})
 """A critic that is called on failures only knows the outcome, whether or not its prompt says so."""
 
+CONDITIONS: dict[str, Condition] = {
+    "solver": SOLVER_SEES,
+    "revision": REVISION_SEES,
+    "critic": CRITIC_SEES,
+}
+"""What each prompt may show, unless a method says otherwise."""
+
 
 class View(Mapping[str, str]):
     """The fields of one prompt behind the condition that it is built under.

@@ -2,8 +2,9 @@
 
 A file holds messages, each opened by a line `@@ system`, `@@ user` or `@@ assistant`. `{question}`,
 `{attempt}`, `{critique}`, `{outcome}`, `{feedback}` and `{reference}` are filled in; `{{` and `}}`
-stand for braces. A prompt is looked up by name in the recipe's folder, then the environment's, then
-here.
+stand for braces. Braces around anything but lower-case letters are left alone, and so are those of
+a backslash command, such as `\\boxed{answer}`. A prompt is looked up by name in the recipe's
+folder, then the environment's, then here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from inwit.rows import Condition, Role, Sees
 
 BUILT_IN = Path(__file__).parent / "prompts"
 SPEAKERS = ("system", "user", "assistant")
-FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+FIELD = re.compile(r"\\[A-Za-z]+(?:\{\w*\})+|\{\{|\}\}|\{([a-z]+)\}")
 ROLE_OF = {"solver": Role.SOLVER, "revision": Role.SOLVER, "critic": Role.CRITIC}
 
 
@@ -51,7 +52,12 @@ class Prompt:
 def parse_prompt(name: str, text: str, where: str) -> Prompt:
     """Messages from a prompt's text; InwitError names the file and what is wrong with it."""
     messages: list[tuple[str, str]] = []
-    for part in re.split(r"^@@ *", text, flags=re.MULTILINE)[1:]:
+    before, *parts = re.split(r"^@@ *", text, flags=re.MULTILINE)
+    if before.strip():
+        raise InwitError(
+            f"{where}: there is text before the first message.", "Open it with '@@ system'."
+        )
+    for part in parts:
         speaker, _, body = part.partition("\n")
         if speaker.strip() not in SPEAKERS:
             raise InwitError(
@@ -62,7 +68,14 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     if not any(speaker == "user" for speaker, _ in messages):
         raise InwitError(f"{where}: the prompt has no '@@ user' message.", "Add one.")
     for _, body in messages:
+        opened = 0
         for match in FIELD.finditer(body):
+            opened += (match[0] == "{{") - (match[0] == "}}")
+            if opened < 0:
+                raise InwitError(
+                    f"{where}: '}}}}' without a '{{{{' before it.",
+                    "Double every brace to print, or part the two with a space.",
+                )
             if match[1] and match[1] not in set(Sees):
                 raise InwitError(
                     f"{where}: unknown field '{{{match[1]}}}'.",
@@ -78,5 +91,5 @@ def load_prompt(name: str, folders: Iterable[Path | None]) -> Prompt:
     for folder in (*folders, BUILT_IN):
         path = folder / f"{name}.txt" if folder else None
         if path and path.is_file():
-            return parse_prompt(name, path.read_text(encoding="utf-8"), str(path))
+            return parse_prompt(name, path.read_text(encoding="utf-8-sig"), str(path))
     raise InwitError(f"There is no prompt file for '{name}'.", "Reinstall inwit.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 from jinja2 import TemplateError
@@ -44,8 +45,13 @@ class Renderer:
         self.tokenizer = tokenizer
         self._settings = dict(template_settings or {})
         self._skeletons: dict[Prompt, str] = {}
-        specials = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, specials))) if specials else None
+        # not `all_special_tokens`: that leaves out those without a name of their own, such as
+        # Llama-3's `<|start_header_id|>` and Gemma-3's `<end_of_turn>`
+        flagged = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        specials = {*tokenizer.all_special_tokens, *flagged.values()}
+        pattern = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
+        self._special = re.compile(pattern or "(?!)")
+        self._special_ids = frozenset((*tokenizer.all_special_ids, *flagged))
         self._after_turn = self._render_after_turn()
         self.stop_ids = self._find_stop_ids()
 
@@ -75,16 +81,26 @@ class Renderer:
         decoded = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return str(decoded).strip()
 
+    def random_text(self, rng: Random, n: int) -> str:
+        """n random tokens as text: what a critique is compared with that says nothing."""
+        ordinary = [i for i in range(len(self.tokenizer)) if i not in self._special_ids]
+        return self.text(tuple(rng.choices(ordinary, k=n)))
+
     def _encode(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plain(self, text: str) -> str:
         """Text in which no special token's spelling can pass for the token itself."""
-        return self._special.sub("", text).strip() if self._special else text.strip()
+        removed = 1
+        while removed:  # what a removal joins may spell a special token again
+            text, removed = self._special.subn("", text)
+        return text.strip()
 
     def _skeleton(self, prompt: Prompt) -> str:
         def fill(match: re.Match[str]) -> str:
-            return MARK.format(match[1]) if match[1] else match[0][0]
+            if match[1]:
+                return MARK.format(match[1])
+            return match[0][0] if match[0] in ("{{", "}}") else match[0]
 
         messages = [
             {"role": speaker, "content": FIELD.sub(fill, text)} for speaker, text in prompt.messages
@@ -127,7 +143,7 @@ class Renderer:
                 f"The chat template of '{self.tokenizer.name_or_path}' drops or reorders turns.",
                 "Use a template that writes every message in order.",
             )
-        start = self._special.match(after.lstrip()) if self._special else None
+        start = self._special.match(after.lstrip())
         cut = after.index(start[0]) + len(start[0]) if start else 0
         return after[:cut], after[cut:]
 

@@ -151,10 +151,11 @@ class Tally:
     read: int = 0
     parity: float | None = None
     weights: list[Tensor] = field(default_factory=list)
+    row_weights: dict[int, Floats] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
 
     def stats(
-        self, rate: float, cap: float | None, rows: int, live: int, passes: int
+        self, rate: float, cap: float | None, rows: Sequence[Row], live: int, passes: int
     ) -> UpdateStats:
         n = max(self.trained, 1)
         weights = torch.cat(self.weights) if self.weights else torch.zeros(0)
@@ -175,9 +176,10 @@ class Tally:
             ),
             effective_share=effective_sample_share(weights) if some else None,
             tokens=self.read,
-            rows=rows,
+            rows=len(rows),
             rows_trained=live,
             optimizer_steps=len(self.norms),
+            weights={k: self.row_weights[id(row)] for k, row in enumerate(rows) if id(row) in self.row_weights},
         )
 
 
@@ -233,7 +235,7 @@ class Learner:
                 self._step(part, objective, settings, old, reference, tally)
         self.updates += 1
         passes = settings.epochs * settings.minibatches
-        return tally.stats(rate, objective.weighting.cap, len(rows), len(live), passes)
+        return tally.stats(rate, objective.weighting.cap, rows, len(live), passes)
 
     def _score(self, rows: Sequence[Row], objective: Objective) -> dict[int, Floats]:
         scores = score(self._backbone, rows, objective.temperature, self._tokens_at_once)
@@ -307,6 +309,9 @@ class Learner:
         tally.read += sum(row.length for row in batch.rows)
         if bool((again := batch.reconditioned & batch.mask).any()):
             tally.weights.append(ratio[again].cpu())
+            for row, weights in zip(batch.rows, ratio.tolist(), strict=True):
+                if row.reconditioned:
+                    tally.row_weights[id(row)] = tuple(weights[: len(row.completion_ids)])
         if bool((own := batch.on_policy & batch.mask).any()) and not tally.norms:
             gap = float((old - batch.sampled)[own].abs().max())
             tally.parity = max(gap, tally.parity or 0.0)

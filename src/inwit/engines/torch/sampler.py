@@ -114,6 +114,8 @@ class Sampler:
                 f"the model's {self._backbone.longest} positions.",
                 "Shorten the question, or lower max_tokens.",
             )
+        if n == 0:
+            return []
         loop = asyncio.get_running_loop()
         request = Request(prompt_ids, sampling, n, loop.create_future())
         self._waiting.extend((request, i) for i in range(n))

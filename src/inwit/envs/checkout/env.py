@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import comb
 from pathlib import Path
 from random import Random
 
 from pydantic import Field, model_validator
 
 from inwit.envs.base import AnswerEnv, Demonstration, EnvSettings, Result, Split, Task
-from inwit.envs.checkout.shop import Baskets, Shop, line_prices, running_totals
+from inwit.envs.checkout.shop import N_ITEMS, Baskets, Shop, line_prices, running_totals
 
 
 class CheckoutSettings(EnvSettings):
@@ -35,6 +36,10 @@ class CheckoutSettings(EnvSettings):
             raise ValueError("share_solver + share_revision is over 1; the rest are critiques")
         if not 0 <= self.slip[0] <= self.slip[1] <= 1:
             raise ValueError("slip must be two rates in rising order, each from 0 to 1")
+        if (asked := self.train + self.dev + self.test) > (sets := comb(N_ITEMS, self.basket)):
+            raise ValueError(
+                f"{asked} baskets are asked for, but there are only {sets} of {self.basket} items"
+            )
         return self
 
 

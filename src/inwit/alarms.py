@@ -1,0 +1,45 @@
+"""Alarms: what a person would want to be told about while a run is going. Pure, over its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WINDOW = 5
+SILENCE = 0.25
+PARITY = 1e-4
+
+Line = Mapping[str, Any]
+
+
+def alarms(history: Sequence[Line], *, exact: bool) -> list[str]:
+    """Messages about the newest of the steps in `history` (training lines only, oldest first).
+
+    Args:
+        exact: whether sampler and learner compute in fp32, where their log-probs must agree.
+    """
+    found = [_silent_critic(history), _parity(history[-1]) if exact else None]
+    return [message for message in found if message]
+
+
+def _silent_critic(history: Sequence[Line]) -> str | None:
+    sizes = [line["critic/size"] for line in history if line.get("critic/size") is not None]
+    if len(sizes) < 2 * WINDOW:
+        return None
+    before, now = sum(sizes[:WINDOW]) / WINDOW, sum(sizes[-WINDOW:]) / WINDOW
+    if before <= 0 or now > SILENCE * before:
+        return None
+    success = history[-1].get("success/revision")
+    return (
+        f"the critic is falling silent: critiques shrank from {before:.1f} to {now:.1f}, revisions "
+        f"succeed at {success:.1%}. Lower method.length_penalty or raise method.delta_critic."
+        if success is not None
+        else f"the critic is falling silent: critiques shrank from {before:.1f} to {now:.1f}."
+    )
+
+
+def _parity(line: Line) -> str | None:
+    gap = line.get("parity")
+    if gap is None or gap <= PARITY:
+        return None
+    return f"sampler and learner differ by {gap:.2e} nats on a token; {PARITY:.0e} is the limit."

@@ -1,0 +1,2 @@
+import sys
+def main(): pass

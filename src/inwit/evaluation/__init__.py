@@ -1,0 +1,1 @@
+"""Evaluation: protocols that ask, statistics that say how sure the answer is."""

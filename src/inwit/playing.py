@@ -1,0 +1,212 @@
+"""Playing roles: prompts built, turns sampled, actions taken, attempts graded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inwit import seeding
+from inwit.engines import Policy, Sampling
+from inwit.envs import Env, Play, Result, Task
+from inwit.roles import Prompt, Renderer, View
+from inwit.rows import (
+    Attempt,
+    Behaviour,
+    Completion,
+    Condition,
+    Critique,
+    Grade,
+    Ids,
+    Role,
+    Sees,
+    Turn,
+)
+
+OBSERVATION_SHOWN = 800
+"""Characters of each observation that a critic is shown (as in the ICRL authors' code)."""
+
+OUTCOMES = {Grade.RIGHT: "The try was graded right.", Grade.WRONG: "The try was graded wrong."}
+
+
+class SamplingSettings(BaseModel):
+    """How tokens are drawn in training. There is no top_p and no top_k, on purpose."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(512, ge=1, description="most tokens in one turn of a solver")
+    critic_max_tokens: int = Field(256, ge=1, description="most tokens in a critique")
+    max_context: int | None = Field(None, ge=2, description="an attempt that would exceed it ends")
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A policy with the tokenizer that speaks to it, and whose tokens its samples are."""
+
+    policy: Policy
+    renderer: Renderer
+    behaviour: Behaviour = Behaviour.POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where one step's episodes are played.
+
+    Attributes:
+        prompts, conditions: by name (`solver`, `revision`, `critic`).
+        scene: names that set this step's random choices apart from all others.
+    """
+
+    env: Env
+    solver: Actor
+    critic: Actor
+    prompts: Mapping[str, Prompt]
+    conditions: Mapping[str, Condition]
+    sampling: SamplingSettings
+    seed: int
+    scene: tuple[object, ...]
+
+    def episode_id(self, task: Task, sample: int) -> str:
+        return "/".join(map(str, (*self.scene, task.id, sample)))
+
+    def rng(self, *names: object) -> Random:
+        """A generator for a choice of this step."""
+        return seeding.rng(self.seed, *self.scene, *names)
+
+    def sampling_for(self, max_tokens: int, actor: Actor, *names: object) -> Sampling:
+        return Sampling(
+            max_tokens=max_tokens,
+            stop_ids=actor.renderer.stop_ids,
+            temperature=self.sampling.temperature,
+            seed=seeding.derive(self.seed, *self.scene, *names),
+        )
+
+    # ------------------------------------------------------------------ attempts
+
+    async def first_attempts(self, task: Task, n: int) -> list[Attempt]:
+        """n attempts at a task from its question alone; its prompt is computed once."""
+        view = View(self.conditions["solver"], {Sees.QUESTION: task.question})
+        return await self._attempts(task, "solver", view, n, self.conditions["solver"])
+
+    async def revise(self, task: Task, critique: Critique, index: int, name: object) -> Attempt:
+        """A fresh attempt that is shown a critique; it knows what the critic knew."""
+        gate = self.conditions["revision"]
+        view = View(gate, {Sees.QUESTION: task.question, Sees.CRITIQUE: critique.text})
+        sees = gate | critique.turn.sees
+        [attempt] = await self._attempts(
+            task, "revision", view, 1, sees, critique.index, index, name
+        )
+        return attempt
+
+    async def _attempts(
+        self,
+        task: Task,
+        prompt: str,
+        view: View,
+        n: int,
+        sees: Condition,
+        critique: int | None = None,
+        index: int = 0,
+        name: object = "",
+    ) -> list[Attempt]:
+        prompt_ids = self.solver.renderer.prompt_ids(self.prompts[prompt], view)
+        names = (task.id, prompt, index, name)
+        opening = self.sampling_for(self.sampling.max_tokens, self.solver, *names)
+        completions = await self.solver.policy.sample(prompt_ids, n, opening)
+        return await asyncio.gather(
+            *(
+                self._play(task, prompt_ids, completion, sees, critique, index, (*names, i))
+                for i, completion in enumerate(completions)
+            )
+        )
+
+    async def _play(
+        self,
+        task: Task,
+        prompt_ids: Ids,
+        completion: Completion,
+        sees: Condition,
+        critique: int | None,
+        index: int,
+        names: tuple[object, ...],
+    ) -> Attempt:
+        """Turn by turn from the first completion to the result. What breaks is graded `error`."""
+        turns = [self._turn(prompt_ids, completion, sees)]
+        said = [self.solver.renderer.text(completion.ids)]
+        story = list(said)
+        play: Play | None = None
+        try:
+            play = self.env.open(task)
+            while True:
+                step = await play.step(said[-1])
+                result = step.result
+                if result is None:
+                    prompt_ids = self._next_prompt(turns[-1], step.observation)
+                    if len(turns) >= self.env.max_turns or self._too_long(prompt_ids):
+                        result = await play.out_of_turns()
+                if result is not None:
+                    break
+                story.append(f"[{step.observation[:OBSERVATION_SHOWN]}]")
+                spec = self.sampling_for(
+                    self.sampling.max_tokens, self.solver, *names, "turn", len(turns)
+                )
+                [completion] = await self.solver.policy.sample(prompt_ids, 1, spec)
+                turns.append(self._turn(prompt_ids, completion, sees))
+                said.append(self.solver.renderer.text(completion.ids))
+                story.append(said[-1])
+        except Exception as error:
+            result = Result.error(f"{type(error).__name__}: {error}")
+        finally:
+            if play is not None:
+                await play.close()
+        return Attempt(
+            index=index,
+            turns=tuple(turns),
+            grade=result.grade,
+            reward=result.reward,
+            text="\n".join(story),
+            critique=critique,
+            feedback=result.feedback,
+        )
+
+    def _turn(self, prompt_ids: Ids, completion: Completion, sees: Condition) -> Turn:
+        return Turn(Role.SOLVER, prompt_ids, completion, sees, self.solver.behaviour)
+
+    def _next_prompt(self, turn: Turn, observation: str) -> Ids:
+        tail = self.solver.renderer.continuation_ids(turn.completion, observation)
+        return turn.prompt_ids + turn.completion.ids + tail
+
+    def _too_long(self, prompt_ids: Ids) -> bool:
+        limit = self.sampling.max_context
+        return limit is not None and len(prompt_ids) + self.sampling.max_tokens > limit
+
+    # ------------------------------------------------------------------ critiques
+
+    async def criticise(self, task: Task, attempt: Attempt, index: int, name: object) -> Critique:
+        """The critic reads a whole attempt, as far as its condition allows, and says what it thinks."""
+        view = View(
+            self.conditions["critic"],
+            {
+                Sees.QUESTION: task.question,
+                Sees.ATTEMPT: attempt.text,
+                Sees.OUTCOME: OUTCOMES.get(attempt.grade, ""),
+                Sees.FEEDBACK: attempt.feedback,
+                Sees.REFERENCE: task.reference,
+            },
+        )
+        actor = self.critic
+        prompt_ids = actor.renderer.prompt_ids(self.prompts["critic"], view)
+        spec = self.sampling_for(
+            self.sampling.critic_max_tokens, actor, task.id, "critic", index, name
+        )
+        [completion] = await actor.policy.sample(prompt_ids, 1, spec)
+        turn = Turn(
+            Role.CRITIC, prompt_ids, completion, self.conditions["critic"], actor.behaviour
+        )
+        text = actor.renderer.text(completion.ids)
+        size = self.env.critique_size(text, len(completion.ids))
+        return Critique(index, attempt.index, turn, text, size)

@@ -1,0 +1,210 @@
+"""Run folders: what a run leaves behind, written so that a kill at any moment loses nothing.
+
+    recipe.toml     the recipe, resolved: `inwit train` on it repeats the run
+    versions.json   of Python and of what matters, and the seed
+    metrics.jsonl   one line a step or evaluation
+    episodes.jsonl  one line an episode
+    checkpoints/    step-000050, …: everything to go on from
+    model/          the final Hugging Face directory
+    summary.json    written last: a folder without it is not a finished run
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from inwit.errors import InwitError
+from inwit.rows import Episode, Ids, Role
+
+PACKAGES = ("inwit", "torch", "transformers", "peft", "tokenizers", "numpy")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write beside and rename, so that the file is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(partial, path)
+
+
+def plain(value: object) -> Any:
+    """Data as JSON has it: NaN is null, sets are sorted lists, dataclasses are objects."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(plain(v) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class RunFolder:
+    """One run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, recipe_toml: str, seed: int) -> RunFolder:
+        """A new folder. Raises InwitError where something is there already."""
+        if path.exists() and any(path.iterdir()):
+            raise InwitError(
+                f"The run folder '{path}' is not empty.",
+                f"Go on with it (inwit train --resume {path}), or give another one (--out).",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        (path / "recipe.toml").write_text(recipe_toml, encoding="utf-8")
+        write_json(path / "versions.json", versions() | {"seed": seed})
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run's folder. Raises InwitError where it is none."""
+        if not (path / "recipe.toml").is_file():
+            raise InwitError(f"'{path}' is not a run folder: it has no recipe.toml.", "Check it.")
+        return cls(path)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    # ------------------------------------------------------------------ lines
+
+    def append(self, name: str, values: Iterable[object]) -> None:
+        """Add lines to a `.jsonl` file."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(plain(v), ensure_ascii=False) + "\n" for v in values)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_jsonl(self.path / "metrics.jsonl")
+
+    def truncate(self, step: int) -> None:
+        """Take back every line after `step`: the run goes on from that checkpoint."""
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            path = self.path / name
+            if not path.is_file():
+                continue
+            partial = path.with_name(f".{name}.partial")
+            with path.open(encoding="utf-8") as old, partial.open("w", encoding="utf-8") as new:
+                new.writelines(line for line in old if _step_of(line, step + 1) <= step)
+            os.replace(partial, path)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> None:
+        """Write a checkpoint beside its place and rename it there; drop the oldest."""
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        target, partial = folder / f"step-{step:06d}", folder / ".partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write(partial)
+        for file in partial.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(partial, target)
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old)
+
+    def checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*"))
+
+    def publish(self, name: str, write: Callable[[Path], None]) -> Path:
+        """Write a folder (such as the final model) beside its place and rename it there."""
+        partial, target = self.path / f".{name}.partial", self.path / name
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(partial, target)
+        return target
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file; a last line that a kill cut short is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def _step_of(line: str, otherwise: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return otherwise
+
+
+def versions() -> dict[str, Any]:
+    found: dict[str, Any] = {name: version(name) for name in PACKAGES}
+    return found | {"python": platform.python_version(), "platform": platform.platform()}
+
+
+def episode_record(
+    episode: Episode,
+    step: int,
+    text: Callable[[Ids], str],
+    trained: Mapping[tuple[str, int], Mapping[str, object]],
+) -> dict[str, Any]:
+    """An episode as one JSON object: what was shown and said, in ids and in words.
+
+    Args:
+        trained: by (role, turn), what its rows were trained with: advantage, and weights by token.
+    """
+
+    def attempt(a: Any) -> dict[str, Any]:
+        return {
+            "index": a.index,
+            "grade": a.grade,
+            "reward": a.reward,
+            "critique": a.critique,
+            "text": a.text,
+            "feedback": a.feedback,
+            "turns": [turn(t) for t in a.turns],
+            **trained.get((Role.SOLVER, a.index), {}),
+        }
+
+    def turn(t: Any) -> dict[str, Any]:
+        return {
+            "role": t.role,
+            "sees": t.sees,
+            "behaviour": t.behaviour,
+            "prompt": text(t.prompt_ids),
+            "prompt_ids": t.prompt_ids,
+            "completion_ids": t.completion.ids,
+            "logprobs": [round(x, 6) for x in t.completion.logprobs],
+            "stop": t.completion.stop,
+        }
+
+    return {
+        "step": step,
+        "id": episode.id,
+        "query": episode.query,
+        "attempts": [attempt(a) for a in episode.attempts],
+        "critiques": [
+            {
+                "index": c.index,
+                "of": c.of,
+                "text": c.text,
+                "size": c.size,
+                "turn": turn(c.turn),
+                **trained.get((Role.CRITIC, c.of), {}),
+            }
+            for c in episode.critiques
+        ],
+    }
