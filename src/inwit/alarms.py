@@ -1,4 +1,4 @@
-"""Alarms: what a person would want to be told about while a run is going. Pure, over its metrics."""
+"""Alarms: what a person wants to be told while a run is going. Pure, over its metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ PARITY = 1e-4
 Line = Mapping[str, Any]
 
 
-def alarms(history: Sequence[Line], *, exact: bool) -> list[str]:
-    """Messages about the newest of the steps in `history` (training lines only, oldest first).
+def alarms(history: Sequence[Line], *, exact: bool) -> dict[str, str]:
+    """Kind -> message, about the newest step in `history` (training lines only, oldest first).
 
     Args:
         exact: whether sampler and learner compute in fp32, where their log-probs must agree.
     """
-    found = [_silent_critic(history), _parity(history[-1]) if exact else None]
-    return [message for message in found if message]
+    found = {
+        "silent critic": _silent_critic(history),
+        "parity": _parity(history[-1]) if exact else None,
+    }
+    return {kind: message for kind, message in found.items() if message}
 
 
 def _silent_critic(history: Sequence[Line]) -> str | None:

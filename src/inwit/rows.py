@@ -25,8 +25,8 @@ class Role(StrEnum):
 class Sees(StrEnum):
     """What a prompt may show. A condition is a set of these.
 
-    `CRITIQUE` is what a critic said; whatever that critic was allowed to see travels with it, so the
-    condition of a revision holds the critic's condition too.
+    `CRITIQUE` is what a critic said; whatever that critic was allowed to see travels with it, so
+    the condition of a revision holds the critic's condition too.
     """
 
     QUESTION = "question"
@@ -71,7 +71,7 @@ def context_id(prompt_ids: Ids) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled: n token ids, their n log-probs (nats, at the sampling temperature)."""
+    """What an engine sampled: token ids and their log-probs (nats, at the sampling temperature)."""
 
     ids: Ids
     logprobs: Floats
@@ -210,7 +210,7 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The unit of training. `n` is the number of completion ids; every per-token field has length n.
+    """The unit of training. Every per-token field is as long as `completion_ids`.
 
     Attributes:
         prompt_ids: the prompt that the row is *trained* under.

@@ -1,12 +1,12 @@
 """Run folders: what a run leaves behind, written so that a kill at any moment loses nothing.
 
-    recipe.toml     the recipe, resolved: `inwit train` on it repeats the run
-    versions.json   of Python and of what matters, and the seed
-    metrics.jsonl   one line a step or evaluation
-    episodes.jsonl  one line an episode
-    checkpoints/    step-000050, …: everything to go on from
-    model/          the final Hugging Face directory
-    summary.json    written last: a folder without it is not a finished run
+recipe.toml     the recipe, resolved: `inwit train` on it repeats the run
+versions.json   of Python and of what matters, and the seed
+metrics.jsonl   one line a step or evaluation
+episodes.jsonl  one line an episode
+checkpoints/    step-000050, …: everything to go on from
+model/          the final Hugging Face directory
+summary.json    written last: a folder without it is not a finished run
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_json(path: Path, value: object) -> None:
     """Write beside and rename, so that the file is there whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def plain(value: object) -> Any:
@@ -100,7 +100,7 @@ class RunFolder:
             partial = path.with_name(f".{name}.partial")
             with path.open(encoding="utf-8") as old, partial.open("w", encoding="utf-8") as new:
                 new.writelines(line for line in old if _step_of(line, step + 1) <= step)
-            os.replace(partial, path)
+            partial.replace(path)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -116,7 +116,7 @@ class RunFolder:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         shutil.rmtree(target, ignore_errors=True)
-        os.rename(partial, target)
+        partial.rename(target)
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
 
@@ -131,7 +131,7 @@ class RunFolder:
         partial.mkdir()
         write(partial)
         shutil.rmtree(target, ignore_errors=True)
-        os.rename(partial, target)
+        partial.rename(target)
         return target
 
 

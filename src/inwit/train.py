@@ -1,6 +1,6 @@
 """Training: queries, episodes, rows, an update, a line in the log; again.
 
-    recipe -> Env -> tasks -> Method.collect -> episodes -> Method.credit -> rows -> Engine.update
+recipe -> Env -> tasks -> Method.collect -> episodes -> Method.credit -> rows -> Engine.update
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from typing import Any, Protocol
 
 from inwit import seeding
 from inwit.alarms import alarms
+from inwit.casting import Cast
 from inwit.engines import UpdateStats
-from inwit.engines.torch import TorchEngine, TorchPolicy, load_model
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
 from inwit.evaluation.protocols import PROTOCOLS
 from inwit.methods import measures
-from inwit.playing import Actor, SamplingSettings, Stage
 from inwit.recipe import Recipe, load_recipe
-from inwit.roles import Renderer, load_prompt
-from inwit.rows import Behaviour, Episode, Row
+from inwit.rows import Episode, Row
 from inwit.runs import RunFolder, episode_record, write_json
 from inwit.tracking import Tracker, open_trackers
 
@@ -37,7 +35,7 @@ class Progress(Protocol):
 
     def step(self, done: int, total: int, line: Mapping[str, Any]) -> None: ...
     def evaluated(self, line: Mapping[str, Any]) -> None: ...
-    def alarm(self, message: str) -> None: ...
+    def alarm(self, kind: str, message: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,51 +75,14 @@ class Trainer:
         self.recipe = recipe
         self.progress = progress
         self.counters = Counters()
-        conditions = recipe.method.conditions
-        folders = (recipe.prompts, recipe.env.prompts)
-        self.prompts = {name: load_prompt(name, folders) for name in conditions}
-        for name, prompt in self.prompts.items():
-            prompt.check(conditions[name])
+        self.cast = Cast.of(recipe)
+        self.engine = self.cast.engine
         self.train_tasks = recipe.env.tasks(Split.TRAIN)
         if len(self.train_tasks) == 0:
             raise InwitError("The environment has no training tasks.", "Check its settings.")
         self.held_out = {split: recipe.split(split) for split in (Split.DEV, Split.TEST)}
-        loaded = load_model(recipe.model.path, seed=recipe.seed, dtype=recipe.engine.dtype)
-        renderer = Renderer(loaded.tokenizer, recipe.model.template)
-        self.engine = TorchEngine(
-            loaded,
-            recipe.engine,
-            keep_reference=recipe.method.needs_reference,
-            seed=seeding.derive(recipe.seed, "lora"),
-        )
-        self.solver = Actor(self.engine, renderer)
-        self.critic = self._cast_critic()
         self._order: tuple[int, list[int]] = (-1, [])
         self._history: list[Mapping[str, Any]] = []
-        self._check_first_prompt()
-
-    def _cast_critic(self) -> Actor:
-        recipe = self.recipe
-        if recipe.method.external_critic:
-            loaded = load_model(recipe.method.external_critic, seed=recipe.seed)
-            policy = TorchPolicy.frozen(loaded, recipe.engine)
-            return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL)
-        if recipe.method.frozen_critic:
-            return Actor(self.engine.reference(), self.solver.renderer, Behaviour.REFERENCE)
-        return self.solver
-
-    def _check_first_prompt(self) -> None:
-        """Render one prompt now: a tokenizer that cannot write the questions shows it here."""
-        task = self.train_tasks[0]
-        try:
-            self.solver.renderer.text(self.solver.renderer.completion_ids(task.question))
-        except InwitError:
-            raise
-        except Exception as error:
-            raise InwitError(
-                f"The model's tokenizer cannot write the question of task {task.id}: {error}",
-                "The model does not belong to this environment.",
-            ) from error
 
     # ------------------------------------------------------------------ the run
 
@@ -154,7 +115,7 @@ class Trainer:
         """One turn of the loop: collect, credit, update, log."""
         recipe, counters = self.recipe, self.counters
         before = dict(counters.cpu_seconds)
-        stage = self.stage("train", counters.step)
+        stage = self.cast.stage("train", counters.step)
         with self._clock("sample"):
             episodes = await recipe.method.collect(self._tasks(counters.step), stage)
         with self._clock("credit"):
@@ -164,11 +125,16 @@ class Trainer:
             stats = await self.engine.update(rows, objective, recipe.optimizer, recipe.train.steps)
         counters.step += 1
         line = self._measure(episodes, rows, stats, before)
+        self._history.append(line)
+        raised = alarms(self._history, exact=recipe.engine.dtype == "float32")
+        line["alarms"] = sorted(raised)
         self._write(folder, episodes, rows, stats, line)
         for tracker in trackers:
             tracker.log(counters.step, _numbers(line))
         self.progress.step(counters.step, recipe.train.steps, line)
-        self._watch(line)
+        for kind, message in raised.items():
+            self.progress.alarm(kind, message)
+        self._check(line)
 
     def _measure(
         self,
@@ -217,21 +183,20 @@ class Trainer:
             of["advantage"] = max(row.advantages, key=abs, default=0.0)
             if i in stats.weights:
                 of["weights"] = [round(w, 4) for w in stats.weights[i]]
-        text = self.solver.renderer.tokenizer.decode
+        text = self.cast.solver.renderer.tokenizer.decode
         folder.append(
             "episodes.jsonl",
             (
-                episode_record(e, self.counters.step, lambda ids: str(text(list(ids))), trained.get(e.id, {}))
+                episode_record(
+                    e, self.counters.step, lambda ids: str(text(list(ids))), trained.get(e.id, {})
+                )
                 for e in episodes
                 if e.attempts
             ),
         )
 
-    def _watch(self, line: Mapping[str, Any]) -> None:
-        """Warn of what looks wrong; stop at what must not go on."""
-        self._history.append(line)
-        for message in alarms(self._history, exact=self.recipe.engine.dtype == "float32"):
-            self.progress.alarm(message)
+    def _check(self, line: Mapping[str, Any]) -> None:
+        """Stop at what must not go on."""
         limits = self.recipe.train
         errors = line["error_share"]
         if errors is not None and errors > limits.max_error_share:
@@ -271,22 +236,6 @@ class Trainer:
             chosen.append(self.train_tasks[self._order[1][place]])
         return chosen
 
-    def stage(self, *scene: object, temperature: float | None = None) -> Stage:
-        """Where episodes are played, with random choices of their own for each scene."""
-        sampling: SamplingSettings = self.recipe.sampling
-        if temperature is not None:
-            sampling = sampling.model_copy(update={"temperature": temperature})
-        return Stage(
-            env=self.recipe.env,
-            solver=self.solver,
-            critic=self.critic,
-            prompts=self.prompts,
-            conditions=self.recipe.method.conditions,
-            sampling=sampling,
-            seed=self.recipe.seed,
-            scene=scene,
-        )
-
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
         start = time.process_time()
@@ -299,7 +248,9 @@ class Trainer:
 
     async def _evaluate(self, split: Split, folder: RunFolder) -> dict[str, Any]:
         recipe, counters = self.recipe, self.counters
-        stage = self.stage("evaluate", split, counters.step, temperature=recipe.eval.temperature)
+        stage = self.cast.stage(
+            "evaluate", split, counters.step, temperature=recipe.eval.temperature
+        )
         with self._clock("evaluate"):
             measured, _ = await PROTOCOLS[recipe.eval.protocol](self.held_out[split], stage)
         line = {

@@ -45,13 +45,13 @@ class Watched(Backbone):
     def hidden(self, ids: Tensor, positions: Tensor, mask: Any = None, cache: Any = None) -> Tensor:
         self.shapes.append((ids.shape[0], ids.shape[1]))
         if len(self.shapes) in self.fail_hidden:
-            raise MemoryError("no room for a pass")
+            raise RuntimeError("no room for a pass")
         return super().hidden(ids, positions, mask, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.scored.append(hidden.shape[0])
         if len(self.scored) in self.fail_logits:
-            raise MemoryError("no room for logits")
+            raise RuntimeError("no room for logits")
         return super().logits(hidden)
 
     @property
@@ -263,9 +263,9 @@ def test_a_failing_pass_reaches_everyone_and_ends_nothing(part: str, at: int) ->
         )
 
     found = asyncio.run(go())
-    assert [type(error) for error in found] == [MemoryError] * 3
+    assert [type(error) for error in found] == [RuntimeError] * 3
     assert not made.busy
-    assert run(made, *requests) == wanted
+    assert [ids_of(some) for some in run(made, *requests)] == [ids_of(some) for some in wanted]
 
 
 def test_a_failing_pass_leaves_who_is_done_alone() -> None:
@@ -282,13 +282,13 @@ def test_a_failing_pass_leaves_who_is_done_alone() -> None:
     first, second = asyncio.run(go())
     assert isinstance(first, list)
     assert len(first) == 1
-    assert isinstance(second, MemoryError)
+    assert isinstance(second, RuntimeError)
 
 
 def test_a_caller_who_leaves_disturbs_nobody() -> None:
     made, _ = sampler(capacity=2)
     stay = (some_ids(4), 3, Sampling(9, (), 1.0, seed=1))
-    wanted = run(made, stay)
+    (wanted,) = run(made, stay)
 
     async def go() -> list[Completion]:
         leaver = asyncio.create_task(made.sample(some_ids(7), 3, Sampling(9, (), 1.0)))
@@ -297,7 +297,7 @@ def test_a_caller_who_leaves_disturbs_nobody() -> None:
         leaver.cancel()
         return await asyncio.wait_for(stayer, 20)
 
-    assert [asyncio.run(go())] == wanted
+    assert ids_of(asyncio.run(go())) == ids_of(wanted)
     assert not made.busy
 
 
@@ -332,7 +332,7 @@ def test_gradient_checkpointing_leaves_the_cache_alone(lora: LoraSettings | None
         loaded("gemma3"), TorchSettings(device="cpu", gradient_checkpointing=True, lora=lora)
     )
     request = (some_ids(12), 3, Sampling(12, STOPS, 1.0, seed=3))
-    (found,) = (asyncio.run(made.sample(*request)),)
+    found = asyncio.run(made.sample(*request))
     plain, _ = sampler("gemma3")
     (wanted,) = run(plain, request)
     assert ids_of(found) == ids_of(wanted)

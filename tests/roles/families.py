@@ -175,8 +175,8 @@ def _byte_level(family: Family) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
     words.train_from_iterator(CORPUS, trainer)
-    words.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in family.control])
-    words.add_tokens([AddedToken(t, special=False, normalized=False) for t in family.ordinary])
+    words.add_special_tokens([AddedToken(t, normalized=False) for t in family.control])
+    words.add_tokens([AddedToken(t, normalized=False) for t in family.ordinary])
     if family.writes_bos:
         bos = family.named["bos_token"]
         words.post_processor = processors.TemplateProcessing(

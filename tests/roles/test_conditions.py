@@ -43,7 +43,7 @@ def renderer() -> Renderer:
 @pytest.mark.parametrize("field", Sees)
 @pytest.mark.parametrize("extra", [frozenset(), frozenset(Sees)])
 def test_a_view_refuses_what_its_condition_forbids(field, extra):
-    """LESSONS 5: the condition is enforced where the prompt is built, whatever the text asks for."""
+    """LESSONS 5: the condition holds where the prompt is built, whatever its text asks for."""
     condition = extra - {field}
     view = View(condition, {f: secret(f) for f in Sees})
     with pytest.raises(ForbiddenField, match=f"asks for '{field}'") as caught:

@@ -45,11 +45,11 @@ def refusal(text: str, where: str = "my/critic.txt") -> InwitError:
 
 
 def test_messages_are_read_in_order_with_their_text_trimmed():
-    text = "@@ system\n  Be brief. \n\n@@user  \nAn @ and @@ inside.\n\n{question}\n@@ assistant\nOK"
+    text = "@@ system\n  Be brief. \n\n@@user  \nAn @@ inside.\n\n{question}\n@@ assistant\nOK"
     prompt = parse_prompt("solver", text, "solver.txt")
     assert prompt.messages == (
         ("system", "Be brief."),
-        ("user", "An @ and @@ inside.\n\n{question}"),
+        ("user", "An @@ inside.\n\n{question}"),
         ("assistant", "OK"),
     )
     assert prompt.fields == {Sees.QUESTION}
@@ -76,7 +76,8 @@ def test_an_unknown_field_is_named_with_the_nearest_one():
 
 
 def test_an_unknown_field_far_from_all_gets_the_list():
-    assert "attempt, critique, feedback, outcome, question, reference" in refusal("@@ user\n{zz}").fix
+    fix = refusal("@@ user\n{zz}").fix
+    assert "Known: attempt, critique, feedback, outcome, question, reference." in fix
 
 
 def test_an_unknown_speaker_is_named_with_the_nearest_one():
@@ -124,7 +125,7 @@ def test_check_names_the_prompt_and_what_it_may_not_show():
         ("{{{question}}}", "{[question]}"),
         ('{{"answer": {question}}}', '{"answer": [question]}'),
         ("{{}} {{ {{ }} }}", "{} { { } }"),
-        ("a { b } c {} {0} {1} {x_1} {A} { question }", "a { b } c {} {0} {1} {x_1} {A} { question }"),
+        ("a { b } c {} {0} {x_1} {A} { question }", "a { b } c {} {0} {x_1} {A} { question }"),
         ("\\boxed{{\\frac{{a}}{{b}}}}", "\\boxed{\\frac{a}{b}}"),
         ("\\boxed{{{question}}}", "\\boxed{[question]}"),
     ],

@@ -27,7 +27,7 @@ SOLVER = CONDITIONS["solver"]
 QUESTION = parse_prompt("solver", "@@ user\nQ: {question}\nBegin.", "solver.txt")
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(scope="module", params=FAMILIES)
 def renderer(request: pytest.FixtureRequest) -> Renderer:
     return Renderer(tokenizer_of(request.param))
 
@@ -173,12 +173,9 @@ def test_the_template_is_rendered_once_per_prompt(monkeypatch):
 
 
 def test_what_was_sampled_is_read_without_control_tokens(renderer):
-    ids = (*renderer.tokenizer.encode("\n Answer: 8 ", add_special_tokens=False), *control(renderer))
-    assert renderer.text(ids) == "Answer: 8"
-
-
-def control(renderer: Renderer) -> list[int]:
-    return sorted(control_ids(renderer.tokenizer))
+    ids = renderer.tokenizer.encode("\n Answer: 8 ", add_special_tokens=False)
+    control = sorted(control_ids(renderer.tokenizer))
+    assert renderer.text((*control, *ids, *control)) == "Answer: 8"
 
 
 def test_random_text_is_the_rng_s_and_holds_no_control_token(renderer):
@@ -234,7 +231,8 @@ def test_an_unusual_split_into_tokens_survives(renderer):
     first = ask(renderer, "2 + 2?")
     following = first + completion.ids + renderer.continuation_ids(completion, "Go on.")
     assert following[len(first) : len(first) + len(ids)] == ids
-    assert tuple(tokenizer.encode(decode(renderer, following), add_special_tokens=False)) != following
+    again = tokenizer.encode(decode(renderer, following), add_special_tokens=False)
+    assert tuple(again) != following
 
 
 def test_a_truncated_turn_is_closed_and_a_stopped_one_is_not_closed_again(renderer):

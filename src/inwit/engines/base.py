@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,7 +52,6 @@ class OptimizerSettings(BaseModel):
 
     def rate(self, step: int, total: int) -> float:
         """The learning rate of step `step` (from 0) of `total`."""
-
 
         if self.schedule == "constant":
             decay = 1.0
@@ -107,7 +105,7 @@ class Policy(Protocol):
         ...
 
     async def logprobs(self, rows: Sequence[Row], temperature: float = 1.0) -> list[Floats]:
-        """Log-probs (nats) of each row's completion ids under its *training* prompt; 0 if masked."""
+        """Log-probs (nats) of each row's completion under its *training* prompt; 0 if masked."""
         ...
 
 

@@ -34,7 +34,7 @@ def known_envs() -> dict[str, str]:
 
 
 def env_class(name: str) -> type[Env]:
-    """The environment called `name`, or `path/to/file.py:Class`. Raises InwitError if there is none."""
+    """The environment called `name`, or `path/to/file.py:Class`; InwitError if there is none."""
     where = name if ".py:" in name else known_envs().get(name)
     if where is None:
         raise InwitError(f"No environment is called '{name}'.", nearest(name, known_envs()))

@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A grade and its reward (1 for right and 0 for wrong unless the environment has its own scale).
+    """A grade and its reward: 1 for right and 0 for wrong, unless there is another scale.
 
     Attributes:
         feedback: what the environment says about the attempt, for conditions that show it.
@@ -87,7 +87,7 @@ class Play(ABC):
 
     async def close(self) -> None:
         """Release what the play holds. Called once, whatever happened."""
-        return None
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ class Env(ABC):
 
     def critique_size(self, text: str, tokens: int) -> float:
         """L_c of ICRL Eq. 3: what the length penalty counts. Tokens, unless told otherwise."""
+        del text
         return float(tokens)
 
 

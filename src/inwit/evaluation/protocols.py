@@ -1,4 +1,4 @@
-"""Protocols: what is asked of a model when it is measured. `direct` asks; `critique` corrects, too."""
+"""Protocols: what is asked of a model when it is measured."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def direct(tasks: Sequence[Task], stage: Stage) -> tuple[Measured, list[Ep
 async def critique(tasks: Sequence[Task], stage: Stage) -> tuple[Measured, list[Episode]]:
     """An attempt at each task; where it fails, the critic's critique and a revision.
 
-    The critic is called on failures only, so this is *not* intrinsic self-correction: the outcome is
-    known to it. The gain is the share of failures that the revision mends.
+    The critic is called on failures only, so this is *not* intrinsic self-correction: it knows the
+    outcome. The gain is the share of failures that the revision mends.
     """
 
     async def one(task: Task) -> Episode:

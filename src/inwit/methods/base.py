@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from inwit.envs import Task
-from inwit.playing import Stage
 from inwit.objectives import Objective
 from inwit.objectives.losses import Aggregation
+from inwit.playing import Stage
 from inwit.roles import CONDITIONS
 from inwit.rows import Condition, Episode, Row
 

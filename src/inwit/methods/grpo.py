@@ -24,8 +24,8 @@ from pydantic import model_validator
 from inwit.envs import Task
 from inwit.methods.base import Method, PolicyGradientSettings
 from inwit.methods.crediting import check_groups, solver_row
-from inwit.playing import Stage
 from inwit.objectives import Objective, by_group, group_normalised
+from inwit.playing import Stage
 from inwit.rows import Episode, Grade, GroupKey, Role, Row
 
 

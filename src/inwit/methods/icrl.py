@@ -41,10 +41,10 @@ from pydantic import Field, model_validator
 from inwit.envs import Task
 from inwit.methods.base import Method, PolicyGradientSettings
 from inwit.methods.crediting import check_groups, critic_row, solver_row
-from inwit.playing import Stage
 from inwit.objectives import Objective, Weighting, by_group, group_normalised
 from inwit.objectives.advantages import Baseline
 from inwit.objectives.ratios import WeightKind
+from inwit.playing import Stage
 from inwit.roles import CONDITIONS, CRITIC_SEES
 from inwit.rows import Attempt, Condition, Critique, Episode, Grade, GroupKey, Role, Row, Sees
 
@@ -180,7 +180,10 @@ class ICRL(Method):
                 return list(critiques)
             case "random":
                 rng, renderer = stage.rng("control", round_), stage.critic.renderer
-                return [replace(c, text=renderer.random_text(rng, len(c.turn.completion.ids))) for c in critiques]
+                return [
+                    replace(c, text=renderer.random_text(rng, len(c.turn.completion.ids)))
+                    for c in critiques
+                ]
             case "shuffled":
                 order = sorted(range(len(chosen)), key=lambda i: (chosen[i].task.id, i))
                 largest = max(
@@ -223,7 +226,11 @@ class ICRL(Method):
             return []
         penalty = self.settings.length_penalty
         return [
-            (episode, critique, float(after.success) - float(before.success) - penalty * critique.size)
+            (
+                episode,
+                critique,
+                float(after.success) - float(before.success) - penalty * critique.size,
+            )
             for episode in episodes
             for before, critique, after in episode.corrections
             if Grade.ERROR not in (before.grade, after.grade)

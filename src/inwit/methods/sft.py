@@ -18,9 +18,9 @@ from pydantic import Field
 
 from inwit.envs import Demonstration, Task
 from inwit.methods.base import Method, MethodSettings
-from inwit.playing import Stage
 from inwit.objectives import Objective
 from inwit.objectives.losses import Aggregation
+from inwit.playing import Stage
 from inwit.roles import View
 from inwit.rows import (
     Behaviour,
@@ -51,6 +51,7 @@ class SFT(Method):
         )
 
     async def collect(self, tasks: Sequence[Task], stage: Stage) -> list[Episode]:
+        del tasks  # demonstrations bring their own questions
         shown = stage.env.demonstrations(stage.rng("demonstrations"), self.settings.batch)
         return [
             Episode(

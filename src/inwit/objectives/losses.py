@@ -1,8 +1,9 @@
 """Losses: from log-probs, advantages and weights of a batch to one number to minimise.
 
 Shapes: B rows by T completion tokens, right-padded; `mask` is True at the tokens that are trained.
-Every loss is a *sum* of per-token terms times a per-row scale, and the scales are made once from the
-whole batch (`row_scales`). So padding, dummy rows and another split into micro-batches change nothing.
+Every loss is a *sum* of per-token terms times a per-row scale, and the scales are made once from
+the whole batch (`row_scales`). So padding, dummy rows and another split into micro-batches change
+nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def row_scales(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
 
 
 def clipped(log_rho: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """min(rho A, clip(rho, 1 - low, 1 + high) A), and where the clip is what counted. [B, T] each."""
+    """min(rho A, clip(rho, 1 - low, 1 + high) A), and where the clip counted. [B, T] each."""
     rho = log_rho.exp()
     kept = rho.clamp(1 - low, 1 + high)
     free, held = rho * advantages, kept * advantages
@@ -78,14 +79,14 @@ def sequence_log_ratio(log_rho: Tensor, mask: Tensor) -> Tensor:
 
 
 def kl_to_reference(logp: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """The always-positive estimate r - 1 - log r, r = ref / policy (Schulman 2020, 'k3'). [B, T]."""
+    """The never-negative estimate r - 1 - log r, r = ref / policy (Schulman 2020, k3). [B, T]."""
     log_r = log_ratio(reference, logp, mask)
     return log_r.exp() - 1 - log_r
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
-    """Per-token pieces of a loss, [B, T]: the surrogate to maximise, the KL, and what was clipped."""
+    """Per-token pieces of a loss, [B, T]: surrogate to maximise, KL, and what was clipped."""
 
     surrogate: Tensor
     kl: Tensor
@@ -133,5 +134,3 @@ def token_terms(
 def loss_of(terms: TokenTerms, scales: Tensor, kl: float) -> Tensor:
     """Minus the scaled sum of the surrogate, plus the KL's. `scales` is [B], from `row_scales`."""
     return -((terms.surrogate - kl * terms.kl) * scales[:, None]).sum()
-
-

@@ -70,7 +70,7 @@ def reconditioning_weights(
 
 
 def effective_sample_share(weights: Tensor) -> float:
-    """(sum w)^2 / (n sum w^2), in (0, 1]: what share of the samples the weights leave (Kong 1992)."""
+    """(sum w)^2 / (n sum w^2), in (0, 1]: what share of the samples is left (Kong 1992)."""
     n = weights.numel()
     square = float(weights.square().sum())
     return float(weights.sum()) ** 2 / (n * square) if n and square > 0 else 0.0

@@ -148,7 +148,7 @@ class Renderer:
         return after[:cut], after[cut:]
 
     def _find_stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn: the template's own end of turn first, then the tokenizer's EOS."""
+        """Tokens that end a turn: the template's end of turn first, then the tokenizer's EOS."""
         closing = self._encode(self._after_turn[0].strip())
         eos = self.tokenizer.eos_token_id
         stops = [*closing[-1:], *([] if eos is None else [int(eos)])]

@@ -1,4 +1,4 @@
-"""Where numbers go besides `metrics.jsonl`: TensorBoard, Weights & Biases, trackio, if asked for."""
+"""Where numbers go besides `metrics.jsonl`: TensorBoard, Weights & Biases, trackio."""
 
 from __future__ import annotations
 
@@ -73,8 +73,6 @@ def _import(module: str, extra: str) -> Any:
         ) from error
 
 
-def open_trackers(
-    names: Sequence[str], folder: Path, recipe: Mapping[str, Any]
-) -> list[Tracker]:
+def open_trackers(names: Sequence[str], folder: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
     """The trackers a recipe asks for. Raises InwitError where a package is missing."""
     return [TRACKERS[name](folder, recipe) for name in names]

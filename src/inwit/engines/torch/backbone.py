@@ -80,12 +80,13 @@ class Backbone:
                 use_cache=cache is not None,
                 **{self._cache_name: cache},
             )
-        return output.last_hidden_state  # type: ignore[no-any-return]
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., V], in fp32."""
         with self.active():
-            logits = self._head(hidden).float() * self._scale
+            logits: Tensor = self._head(hidden).float() * self._scale
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

@@ -23,11 +23,11 @@ class SlotLayer(CacheLayerMixin):
         self.where: tuple[Tensor, Tensor] | None = None
         self.width = 0
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+    def lazy_initialization(self, *_: object) -> None:
         raise RuntimeError("slot layers are allocated before they are used")
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Write one token a sequence at its own length; give back what attention may look at."""
         assert self.keys is not None and self.values is not None and self.where is not None
@@ -37,7 +37,7 @@ class SlotLayer(CacheLayerMixin):
         n = key_states.shape[0]
         return self.keys[:n, :, : self.width], self.values[:n, :, : self.width]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, _: int) -> tuple[int, int]:
         return self.width, 0
 
     def get_seq_length(self) -> int:
@@ -71,9 +71,9 @@ class SlotCache:
         old = self.layers
         self.layers = [SlotLayer(x.keys, x.values, slots, columns) for x in like.layers]
         for before, after in zip(old, self.layers, strict=False):
-            n, c = before.keys.shape[0], before.keys.shape[2]  # type: ignore[union-attr]
-            after.keys[:n, :, :c] = before.keys  # type: ignore[index]
-            after.values[:n, :, :c] = before.values  # type: ignore[index]
+            n, c = before.keys.shape[0], before.keys.shape[2]
+            after.keys[:n, :, :c] = before.keys
+            after.values[:n, :, :c] = before.values
         self.cache = Cache(layers=list(self.layers))
 
     def _shape(self) -> tuple[int, int]:
@@ -84,14 +84,14 @@ class SlotCache:
     def fill(self, like: DynamicCache, source: int, length: int, slots: Sequence[int]) -> None:
         """Copy the first `length` tokens of a prefilled prompt into each of its samples' slots."""
         for prefilled, layer in zip(like.layers, self.layers, strict=True):
-            layer.keys[slots, :, :length] = prefilled.keys[source, :, :length]  # type: ignore[index]
-            layer.values[slots, :, :length] = prefilled.values[source, :, :length]  # type: ignore[index]
+            layer.keys[slots, :, :length] = prefilled.keys[source, :, :length]
+            layer.values[slots, :, :length] = prefilled.values[source, :, :length]
 
     def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Move whole sequences of up to `width` tokens to other slots."""
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
-                buffer[targets, :, :width] = buffer[sources, :, :width]  # type: ignore[index]
+                buffer[targets, :, :width] = buffer[sources, :, :width]
 
     def point(self, rows: Tensor, lengths: Tensor, width: int) -> None:
         """Say where the next pass writes its token for each of the first n slots."""

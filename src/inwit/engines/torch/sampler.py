@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -54,15 +55,14 @@ class Slots:
         self.owner: list[tuple[Request, int]] = []
         self.capacity = capacity
         self.device = device
-        self.steps = 0
-        integers = {"dtype": torch.long, "device": device}
-        self.length = torch.zeros(capacity, **integers)  # tokens in the cache
-        self.last = torch.zeros(capacity, **integers)  # sampled, not yet in the cache
-        self.count = torch.zeros(capacity, **integers)  # sampled so far
-        self.limit = torch.zeros(capacity, **integers)
-        self.stops = torch.full((capacity, 1), -1, **integers)
+        none = torch.zeros(capacity, dtype=torch.long, device=device)
+        self.length = none  # tokens in the cache
+        self.last = none.clone()  # sampled, not yet in the cache
+        self.count = none.clone()  # sampled so far
+        self.limit = none.clone()
+        self.stops = none[:, None] - 1
         self.temperature = torch.ones(capacity, device=device)
-        self.ids = torch.zeros(capacity, 0, **integers)
+        self.ids = none[:, None][:, :0].clone()
         self.logprobs = torch.zeros(capacity, 0, device=device)
         self.uniform = torch.zeros(capacity, 0, device=device)
 
@@ -134,7 +134,8 @@ class Sampler:
                         pass
         except BaseException as error:
             self._fail(error)
-            raise
+            if not isinstance(error, Exception):  # an error is the callers', who all have it now
+                raise
 
     async def _settle(self) -> None:
         """Let every episode that can go on do so, so that their requests join together."""
@@ -183,12 +184,11 @@ class Sampler:
     def _admit(self) -> Tensor:
         """Move waiting samples into free slots; returns those slots."""
         slots = self._slots
-        joining = [
-            self._waiting.popleft()
-            for _ in range(min(slots.capacity - slots.n, len(self._waiting)))
-        ]
+        joining = list(islice(self._waiting, slots.capacity - slots.n))
         prompts = dict.fromkeys(request.prompt for request, _ in joining)
         self._prefill([p for p in prompts if p not in self._prefilled])
+        for _ in joining:  # only now: were the prefill to fail, they would have to be told
+            self._waiting.popleft()
         start = slots.n
         slots.owner[start:] = joining
         slots.n += len(joining)
@@ -233,7 +233,8 @@ class Sampler:
         """Compute prompts once each, in batches of like length."""
         order = sorted(prompts, key=len)
         while order:
-            widest, batch = 0, []
+            widest = 0
+            batch: list[Ids] = []
             while order and (len(batch) + 1) * max(widest, len(order[0])) <= max(
                 self._prefill_tokens, len(order[0])
             ):

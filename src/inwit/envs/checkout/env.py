@@ -74,6 +74,7 @@ class Checkout(AnswerEnv):
 
     def critique_size(self, text: str, tokens: int) -> float:
         """The marks that a note makes; `ok` is free."""
+        del tokens
         return float(sum(word != "ok" for word in text.split()))
 
     def demonstrations(self, rng: Random, n: int) -> Sequence[Demonstration]:

@@ -28,7 +28,7 @@ CHAT_TEMPLATE = """\
   {{- 'Check:' if messages[0].content == 'critic' else 'Work:' -}}
 {%- endif -%}
 """
-"""The roles' markers: the system message names the role, and the role decides what is written next."""
+"""The roles' markers: the system message names the role, which decides what is written next."""
 
 
 def build_tokenizer(shop: Shop) -> PreTrainedTokenizerFast:
@@ -66,7 +66,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
     )
     generator = torch.Generator().manual_seed(derive(seed, "checkout", "model"))
     model = Qwen3ForCausalLM(config)
-    zero = int(tokenizer.convert_tokens_to_ids("0"))
+    zero: int = tokenizer.convert_tokens_to_ids("0")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,0 +1,41 @@
+# Two commands need nothing but Python: `make demo` and `make test`. Both set up what they need.
+
+PYTHON ?= python3
+SEED ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help install demo test test-slow test-all lint study smollm2 clean
+
+help:            ## show this list
+	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(READY)   ## virtual environment, torch for this machine, inwit and its tests
+
+$(READY): pyproject.toml scripts/install.sh
+	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/install.sh
+	@touch $(READY)
+
+demo: install    ## train GRPO and ICRL on the embedded task (SEED=0), minutes on two cores
+	rm -rf runs/demo
+	$(BIN)/inwit compare recipes/checkout/demo.toml --out runs/demo --seed $(SEED) --jobs 2
+
+test: install    ## the fast tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-slow: install   ## the slow tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+lint: install    ## format, lint and types
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+
+study: install   ## the study of docs/results.md: five seeds
+	$(BIN)/inwit compare recipes/checkout/demo.toml --out runs/study --jobs 2 \
+	  --seed 0 --seed 1 --seed 2 --seed 3 --seed 4
+
+smollm2: install ## ten steps of ICRL on SmolLM2-135M-Instruct
+	$(BIN)/inwit train recipes/smollm2/icrl.toml --out runs/smollm2
+
+clean:           ## remove the virtual environment and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+from inwit.cli import main
+
+main()

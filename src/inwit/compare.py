@@ -1,0 +1,218 @@
+"""Compare methods from one warm start at equal sampled tokens: a study file, one folder, one table.
+
+    [study]    budget = sampled tokens of the comparison, target = accuracy to be reached
+    [warm]     recipe = the warm start (optional: without it, each recipe's own model)
+    [methods]  name = recipe, for each method
+
+Each run is a process of its own, so that nothing but the seed decides it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inwit.errors import InwitError
+from inwit.evaluation.statistics import Interval, mean_interval
+from inwit.recipe import load_recipe
+from inwit.report.curves import plot_curves
+from inwit.runs import RunFolder, read_jsonl, write_json
+
+WARM = "warm"
+TAIL = 12
+
+
+class StudySettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    budget: int = Field(ge=1, description="sampled tokens at which the methods are compared")
+    target: float | None = Field(None, gt=0, le=1, description="accuracy whose cost is reported")
+
+
+class Study(BaseModel):
+    """A study file. Recipe paths are relative to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    study: StudySettings
+    warm: str | None = None
+    methods: dict[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Study:
+        """Raises InwitError where the file, or a recipe that it names, is broken."""
+        try:
+            study = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise InwitError(f"There is no study '{path}'.", "Check the path.") from error
+        except (tomllib.TOMLDecodeError, ValidationError) as error:
+            raise InwitError(f"{path}: {error}", "See recipes/checkout/demo.toml.") from error
+        for recipe in filter(None, [study.warm, *study.methods.values()]):
+            load_recipe(path.parent / recipe)
+        return study
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run of a study."""
+
+    name: str
+    recipe: Path
+    out: Path
+    settings: tuple[str, ...]
+
+    def command(self) -> list[str]:
+        sets = [part for setting in self.settings for part in ("--set", setting)]
+        if (self.out / "recipe.toml").is_file():
+            return [sys.executable, "-m", "inwit", "train", "--resume", str(self.out)]
+        arguments = [str(self.recipe), "--out", str(self.out), *sets]
+        return [sys.executable, "-m", "inwit", "train", *arguments]
+
+
+def compare(
+    path: Path,
+    out: Path,
+    seeds: Sequence[int],
+    settings: Sequence[str],
+    *,
+    jobs: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run a study, or what is left of it, and write `summary.json` and `curves.png` into `out`.
+
+    Raises:
+        InwitError: the study is broken, or a run failed; what finished is kept.
+    """
+    study = Study.read(path)
+    out.mkdir(parents=True, exist_ok=True)
+    for stage in _stages(study, path, out, seeds, settings):
+        _run_all([job for job in stage if not RunFolder(job.out).finished], jobs, tell)
+    folders = {m: [out / f"seed-{s}" / m for s in seeds] for m in study.methods}
+    curves = {method: [_dev(f) for f in found] for method, found in folders.items()}
+    plot_curves(curves, out / "curves.png", budget=study.study.budget, target=study.study.target)
+    runs = [_summary(study, {m: f[i] for m, f in folders.items()}, s) for i, s in enumerate(seeds)]
+    several = {"runs": runs, "differences": _differences(runs)}
+    summary: dict[str, Any] = runs[0] if len(runs) == 1 else several
+    summary |= {"budget": study.study.budget, "target": study.study.target}
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _stages(
+    study: Study, path: Path, out: Path, seeds: Sequence[int], settings: Sequence[str]
+) -> list[list[Job]]:
+    """The warm starts, then everything that begins from them."""
+    warm, rest = [], []
+    for seed in seeds:
+        home = out / f"seed-{seed}"
+        shared = (*settings, f"seed={seed}")
+        if study.warm:
+            warm.append(Job(f"{WARM} {seed}", path.parent / study.warm, home / WARM, shared))
+            shared = (*shared, f"model.path={home / WARM / 'model'}")
+        for method, recipe in study.methods.items():
+            rest.append(Job(f"{method} {seed}", path.parent / recipe, home / method, shared))
+    return [warm, rest]
+
+
+def _run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[str], None]) -> None:
+    """Run processes, at most `at_once` together, telling now and then how far they are."""
+
+    def run(job: Job) -> None:
+        job.out.parent.mkdir(parents=True, exist_ok=True)
+        log = job.out.with_suffix(".log")
+        with log.open("w", encoding="utf-8") as file:
+            process = subprocess.Popen(job.command(), stdout=file, stderr=file)
+            told = time.monotonic()
+            while process.poll() is None:
+                time.sleep(0.2)
+                if time.monotonic() - told > 10:
+                    told = time.monotonic()
+                    tell(f"{job.name}: {_last_line(log)}")
+        if process.returncode:
+            lines = log.read_text(encoding="utf-8").splitlines()[-TAIL:]
+            raise InwitError(f"The run {job.name} failed:\n" + "\n".join(lines), f"See {log}.")
+        tell(f"{job.name}: done")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run, jobs))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1].partition(": ")[2] or lines[-1] if lines else "starting"
+
+
+# ---------------------------------------------------------------------- what came out
+
+
+def _dev(folder: Path) -> list[Mapping[str, Any]]:
+    lines = read_jsonl(folder / "metrics.jsonl")
+    return [line for line in lines if line["kind"] == "eval" and line["split"] == "dev"]
+
+
+def _summary(study: Study, folders: Mapping[str, Path], seed: int) -> dict[str, Any]:
+    methods, parity = {}, []
+    for method, folder in folders.items():
+        run = json.loads((folder / "summary.json").read_text("utf-8"))
+        test = run["test"].get(str(study.study.budget))
+        if test is None:
+            raise InwitError(
+                f"{folder} holds no evaluation on test at {study.study.budget:,} sampled tokens.",
+                "Give its recipe that budget in eval.test_at_tokens, and enough steps.",
+            )
+        first, steps = test["first"], _training(folder, test["step"])
+        found = {
+            "accuracy": first["value"],
+            "right": first["right"],
+            "n": first["n"],
+            "ci": first["ci"],
+            **{k: test[k] for k in ("sampled_tokens", "trained_tokens", "cpu_seconds")},
+            "to_80" if study.study.target == 0.8 else "to_target": run["target"],
+        }
+        if test["revision"]:
+            found |= {
+                "revision_success": test["revision"]["value"],
+                "revision_n": test["revision"]["n"],
+                "revision_ci": test["revision"]["ci"],
+                "critic_gain": test["critic_gain"],
+                "critique_tokens": test["critique_tokens"],
+            }
+        if weights := [s["weight_mean"] for s in steps if s.get("weight_mean") is not None]:
+            found["mean_weight"] = sum(weights) / len(weights)
+        methods[method] = found
+        parity.append(run["step0_parity"])
+    known = [p for p in parity if p is not None]
+    return {"methods": methods, "step0_parity": max(known, default=None), "seed": seed}
+
+
+def _training(folder: Path, until: int) -> list[dict[str, Any]]:
+    lines = read_jsonl(folder / "metrics.jsonl")
+    return [line for line in lines if line["kind"] == "train" and line["step"] <= until]
+
+
+def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Last method minus first, paired by seed, with Student's t interval over the seeds."""
+    first, *_, last = runs[0]["methods"]
+
+    def paired(of: Callable[[Mapping[str, Any]], float | None]) -> Interval | None:
+        pairs = [(of(r["methods"][first]), of(r["methods"][last])) for r in runs]
+        known = [b - a for a, b in pairs if a is not None and b is not None]
+        return mean_interval(known) if len(known) > 1 else None
+
+    def to_target(cost: str) -> Interval | None:
+        return paired(lambda m: (m.get("to_80") or m.get("to_target") or {}).get(cost))
+
+    found = {"accuracy": paired(lambda m: m["accuracy"])}
+    for cost in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
+        found[f"to_target/{cost}"] = to_target(cost)
+    return {f"{last} - {first}: {k}": v for k, v in found.items() if v is not None}

@@ -1,0 +1,1 @@
+"""Reports: what a run or a comparison looked like."""

@@ -1,0 +1,70 @@
+"""Learning curves as a picture: accuracy over sampled tokens, and over CPU-seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+AXES = (
+    ("sampled_tokens", "sampled tokens (thousands)", 1e-3),
+    ("cpu_seconds", "CPU-seconds of training", 1.0),
+)
+
+
+def plot_curves(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+    path: Path,
+    *,
+    budget: int | None = None,
+    target: float | None = None,
+) -> None:
+    """Draw the evaluations on dev of each method's runs, one line a run, the interval as a band.
+
+    Args:
+        runs: method -> its runs -> their evaluation lines of `metrics.jsonl`.
+        budget: sampled tokens at which the methods are compared, drawn as a line.
+        target: accuracy drawn as a line.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axis, (key, label, unit) in zip(axes, AXES, strict=True):
+        for colour, (method, lines) in zip(COLOURS, runs.items(), strict=False):
+            for i, points in enumerate(lines):
+                x = [p[key] * unit for p in points]
+                axis.plot(
+                    x,
+                    [100 * p["first"]["value"] for p in points],
+                    color=colour,
+                    label=method if i == 0 else None,
+                )
+                low, high = zip(*(p["first"]["ci"] for p in points), strict=True)
+                axis.fill_between(
+                    x,
+                    [100 * v for v in low],
+                    [100 * v for v in high],
+                    color=colour,
+                    alpha=0.15,
+                    lw=0,
+                )
+        if target is not None:
+            axis.axhline(100 * target, color="grey", lw=0.8, ls=":")
+        axis.set_xlabel(label)
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.25)
+    if budget is not None:
+        axes[0].axvline(budget * 1e-3, color="grey", lw=0.8, ls="--")
+    axes[0].set_ylabel("critique-free accuracy on dev, %")
+    axes[0].set_ylim(0, 100)
+    axes[0].legend(loc="lower right", frameon=False)
+    n = {p["first"]["n"] for lines in runs.values() for points in lines for p in points}
+    figure.suptitle(
+        f"held-out accuracy, N = {', '.join(map(str, sorted(n)))}, 95% Wilson bands", size=10
+    )
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
