@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inwit import seeding
+from inwit.engines.openai import ChatEndpoint
 from inwit.engines.torch import TorchEngine, TorchPolicy, load_model
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
-from inwit.playing import Actor, Stage
+from inwit.playing import Actor, Correspondent, Speaker, Stage
 from inwit.recipe import Recipe
 from inwit.roles import CONDITIONS, Prompt, Renderer, load_prompt
 from inwit.rows import Behaviour, Condition
@@ -22,7 +24,7 @@ class Cast:
     recipe: Recipe
     engine: TorchEngine
     solver: Actor
-    critic: Actor
+    critic: Speaker
     prompts: Mapping[str, Prompt]
     conditions: Mapping[str, Condition]
 
@@ -49,7 +51,11 @@ class Cast:
 
     def _check_words(self) -> None:
         """A tokenizer that cannot write the questions is to show it now."""
-        task: Task = self.recipe.env.tasks(Split.DEV)[0]
+        splits = (Split.DEV, Split.TEST, Split.TRAIN)
+        first = (task for split in splits for task in self.recipe.env.tasks(split)[:1])
+        task: Task | None = next(first, None)
+        if task is None:
+            raise InwitError("The environment has no tasks.", "Check its settings.")
         try:
             self.solver.renderer.completion_ids(task.question)
         except Exception as error:
@@ -76,10 +82,14 @@ class Cast:
         )
 
 
-def _critic(recipe: Recipe, engine: TorchEngine, solver: Actor) -> Actor:
+def _critic(recipe: Recipe, engine: TorchEngine, solver: Actor) -> Speaker:
     method = recipe.method
-    if method.external_critic:
-        loaded = load_model(method.external_critic, seed=recipe.seed, dtype=recipe.engine.dtype)
+    if (external := method.external_critic) and external.url:
+        endpoint = ChatEndpoint(external.url, external.model)
+        asyncio.run(endpoint.check())
+        return Correspondent(endpoint)
+    if external:
+        loaded = load_model(external.model, seed=recipe.seed, dtype=recipe.engine.dtype)
         policy = TorchPolicy.frozen(loaded, recipe.engine)
         return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL)
     if method.frozen_critic:

@@ -49,16 +49,30 @@ class Study(BaseModel):
     methods: dict[str, str]
 
     @classmethod
-    def read(cls, path: Path) -> Study:
-        """Raises InwitError where the file, or a recipe that it names, is broken."""
+    def read(cls, path: Path, settings: Sequence[str] = ()) -> Study:
+        """Raises InwitError where the file, or a recipe that it names, is broken.
+
+        Args:
+            settings: `section.key=value` for each recipe.
+        """
         try:
             study = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise InwitError(f"There is no study '{path}'.", "Check the path.") from error
+        except IsADirectoryError as error:
+            raise InwitError(f"'{path}' is a folder.", "Give the study's TOML file.") from error
         except (tomllib.TOMLDecodeError, ValidationError) as error:
             raise InwitError(f"{path}: {error}", "See recipes/checkout/demo.toml.") from error
-        for recipe in filter(None, [study.warm, *study.methods.values()]):
-            load_recipe(path.parent / recipe)
+        if study.warm:
+            load_recipe(path.parent / study.warm, settings)
+        for recipe in study.methods.values():
+            loaded = load_recipe(path.parent / recipe, settings)
+            if study.study.budget not in loaded.eval.test_at_tokens:
+                raise InwitError(
+                    f"{path.parent / recipe} does not ask test at the study's budget of "
+                    f"{study.study.budget:,} sampled tokens.",
+                    "Put that number into its eval.test_at_tokens.",
+                )
         return study
 
 
@@ -93,7 +107,7 @@ def compare(
     Raises:
         InwitError: the study is broken, or a run failed; what finished is kept.
     """
-    study = Study.read(path)
+    study = Study.read(path, settings)
     out.mkdir(parents=True, exist_ok=True)
     for stage in _stages(study, path, out, seeds, settings):
         _run_all([job for job in stage if not RunFolder(job.out).finished], jobs, tell)
@@ -202,7 +216,10 @@ def _training(folder: Path, until: int) -> list[dict[str, Any]]:
 
 def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """Last method minus first, paired by seed, with Student's t interval over the seeds."""
-    first, *_, last = runs[0]["methods"]
+    names = list(runs[0]["methods"])
+    if len(names) < 2:
+        return {}
+    first, last = names[0], names[-1]
 
     def paired(of: Callable[[Mapping[str, Any]], float | None]) -> Interval | None:
         pairs = [(of(r["methods"][first]), of(r["methods"][last])) for r in runs]

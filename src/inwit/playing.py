@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from inwit import seeding
 from inwit.engines import Policy, Sampling
+from inwit.engines.openai import ChatEndpoint
 from inwit.envs import Env, Play, Result, Task
 from inwit.roles import Prompt, Renderer, View
 from inwit.rows import (
@@ -43,6 +45,24 @@ class SamplingSettings(BaseModel):
     max_context: int | None = Field(None, ge=2, description="an attempt that would exceed it ends")
 
 
+class Speaker(Protocol):
+    """Whoever can be asked under a prompt, and answers in text."""
+
+    async def say(
+        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
+    ) -> tuple[Turn, str]:
+        """One turn under a prompt, and its text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one turn is drawn: temperature and seed."""
+
+    temperature: float
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """A policy with the tokenizer that speaks to it, and whose tokens its samples are."""
@@ -50,6 +70,33 @@ class Actor:
     policy: Policy
     renderer: Renderer
     behaviour: Behaviour = Behaviour.POLICY
+
+    def sampling(self, max_tokens: int, draw: Draw) -> Sampling:
+        return Sampling(max_tokens, self.renderer.stop_ids, draw.temperature, draw.seed)
+
+    async def say(
+        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
+    ) -> tuple[Turn, str]:
+        prompt_ids = self.renderer.prompt_ids(prompt, view)
+        [completion] = await self.policy.sample(prompt_ids, 1, self.sampling(max_tokens, draw))
+        turn = Turn(prompt.role, prompt_ids, completion, sees, self.behaviour)
+        return turn, self.renderer.text(completion.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Correspondent:
+    """A model behind a chat endpoint. It shows no token ids, so its turns have none."""
+
+    endpoint: ChatEndpoint
+
+    async def say(
+        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
+    ) -> tuple[Turn, str]:
+        reply = await self.endpoint.chat(
+            prompt.filled(view), max_tokens=max_tokens, temperature=draw.temperature, seed=draw.seed
+        )
+        unknown = Completion((), (), reply.stop)
+        return Turn(prompt.role, (), unknown, sees, Behaviour.EXTERNAL), reply.text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +110,7 @@ class Stage:
 
     env: Env
     solver: Actor
-    critic: Actor
+    critic: Speaker
     prompts: Mapping[str, Prompt]
     conditions: Mapping[str, Condition]
     sampling: SamplingSettings
@@ -77,13 +124,10 @@ class Stage:
         """A generator for a choice of this step."""
         return seeding.rng(self.seed, *self.scene, *names)
 
-    def sampling_for(self, max_tokens: int, actor: Actor, *names: object) -> Sampling:
-        return Sampling(
-            max_tokens=max_tokens,
-            stop_ids=actor.renderer.stop_ids,
-            temperature=self.sampling.temperature,
-            seed=seeding.derive(self.seed, *self.scene, *names),
-        )
+    def draw(self, *names: object) -> Draw:
+        """How the turn called `names` is drawn in this step."""
+        seed = seeding.derive(self.seed, *self.scene, *names)
+        return Draw(self.sampling.temperature, seed)
 
     # ------------------------------------------------------------------ attempts
 
@@ -115,7 +159,7 @@ class Stage:
     ) -> list[Attempt]:
         prompt_ids = self.solver.renderer.prompt_ids(self.prompts[prompt], view)
         names = (task.id, prompt, index, name)
-        opening = self.sampling_for(self.sampling.max_tokens, self.solver, *names)
+        opening = self.solver.sampling(self.sampling.max_tokens, self.draw(*names))
         completions = await self.solver.policy.sample(prompt_ids, n, opening)
         return await asyncio.gather(
             *(
@@ -151,9 +195,8 @@ class Stage:
                 if result is not None:
                     break
                 story.append(f"[{step.observation[:OBSERVATION_SHOWN]}]")
-                spec = self.sampling_for(
-                    self.sampling.max_tokens, self.solver, *names, "turn", len(turns)
-                )
+                draw = self.draw(*names, "turn", len(turns))
+                spec = self.solver.sampling(self.sampling.max_tokens, draw)
                 [completion] = await self.solver.policy.sample(prompt_ids, 1, spec)
                 turns.append(self._turn(prompt_ids, completion, sees))
                 said.append(self.solver.renderer.text(completion.ids))
@@ -198,13 +241,12 @@ class Stage:
                 Sees.REFERENCE: task.reference,
             },
         )
-        actor = self.critic
-        prompt_ids = actor.renderer.prompt_ids(self.prompts["critic"], view)
-        spec = self.sampling_for(
-            self.sampling.critic_max_tokens, actor, task.id, "critic", index, name
+        turn, text = await self.critic.say(
+            self.prompts["critic"],
+            view,
+            self.conditions["critic"],
+            self.sampling.critic_max_tokens,
+            self.draw(task.id, "critic", index, name),
         )
-        [completion] = await actor.policy.sample(prompt_ids, 1, spec)
-        turn = Turn(Role.CRITIC, prompt_ids, completion, self.conditions["critic"], actor.behaviour)
-        text = actor.renderer.text(completion.ids)
-        size = self.env.critique_size(text, len(completion.ids))
+        size = self.env.critique_size(text, len(turn.completion.ids))
         return Critique(index, attempt.index, turn, text, size)

@@ -50,7 +50,8 @@ class TrainSettings(Section):
 
 class EvalSettings(Section):
     every: int = Field(0, ge=0, description="steps between evaluations on dev; 0 is never")
-    tasks: int | None = Field(None, ge=1, description="tasks of a split, from its start; all")
+    tasks: int | None = Field(None, ge=1, description="dev tasks asked, from the first; all")
+    test_tasks: int | None = Field(None, ge=1, description="test tasks asked, from the first; all")
     protocol: Literal["direct", "critique"] = "direct"
     test_at_tokens: tuple[int, ...] = Field((), description="sampled tokens at which test is asked")
     temperature: float = Field(1.0, ge=0)
@@ -105,8 +106,8 @@ class Recipe:
 
     def split(self, split: Split) -> list[Any]:
         """The tasks of a held-out split that the recipe evaluates on."""
-        tasks = list(self.env.tasks(split))
-        return tasks if self.eval.tasks is None else tasks[: self.eval.tasks]
+        limit = self.eval.tasks if split is Split.DEV else self.eval.test_tasks
+        return list(self.env.tasks(split))[:limit]
 
 
 def _without_none(value: Any) -> Any:
@@ -187,6 +188,11 @@ def _check_sense(recipe: Recipe, where: str) -> None:
         raise InwitError(
             f"{where}: train.stop_at is set, but nothing is ever evaluated.",
             "Set eval.every to the number of steps between evaluations.",
+        )
+    if recipe.method.needs_demonstrations and not recipe.env.makes_demonstrations:
+        raise InwitError(
+            f"{where}: {recipe.method_name} needs demonstrations, and {recipe.env_name} has none.",
+            "Use another environment (for questions, set env.solution), or another method.",
         )
     if recipe.optimizer.minibatches > recipe.train.queries:
         raise InwitError(

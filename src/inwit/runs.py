@@ -30,8 +30,12 @@ PACKAGES = ("inwit", "torch", "transformers", "peft", "tokenizers", "numpy")
 
 def write_json(path: Path, value: object) -> None:
     """Write beside and rename, so that the file is there whole or not at all."""
+    _write_whole(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
@@ -58,17 +62,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, recipe_toml: str, seed: int) -> RunFolder:
-        """A new folder. Raises InwitError where something is there already."""
-        if path.exists() and any(path.iterdir()):
+        """A new folder; the recipe, written last, makes it one. InwitError where it is taken."""
+        cls.check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / "versions.json", versions() | {"seed": seed})
+        _write_whole(path / "recipe.toml", recipe_toml)
+        return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """InwitError where something is there already, but for a start that was cut short."""
+        if path.exists() and not path.is_dir():
+            raise InwitError(f"The run folder '{path}' is a file.", "Give another one (--out).")
+        inside = {p.name for p in path.iterdir() if p.name[0] != "."} if path.exists() else set()
+        if inside - {"versions.json"}:
             raise InwitError(
                 f"The run folder '{path}' is not empty.",
                 f"Go on with it (inwit train --resume {path}), or give another one (--out).",
             )
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path)
-        (path / "recipe.toml").write_text(recipe_toml, encoding="utf-8")
-        write_json(path / "versions.json", versions() | {"seed": seed})
-        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -98,7 +109,8 @@ class RunFolder:
             if not path.is_file():
                 continue
             partial = path.with_name(f".{name}.partial")
-            with path.open(encoding="utf-8") as old, partial.open("w", encoding="utf-8") as new:
+            # a kill may have cut the last line short, within a character even
+            with path.open("rb") as old, partial.open("wb") as new:
                 new.writelines(line for line in old if _step_of(line, step + 1) <= step)
             partial.replace(path)
 
@@ -109,13 +121,14 @@ class RunFolder:
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         target, partial = folder / f"step-{step:06d}", folder / ".partial"
+        if target.is_dir():  # whole, and of this very state: to replace it could only lose it
+            return
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         write(partial)
         for file in partial.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
-        shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
@@ -139,11 +152,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All lines of a file; a last line that a kill cut short is left out."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line]
 
 
-def _step_of(line: str, otherwise: int) -> int:
+def _step_of(line: bytes, otherwise: int) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError):

@@ -25,7 +25,7 @@ from inwit.methods import measures
 from inwit.recipe import Recipe, load_recipe
 from inwit.rows import Episode, Row
 from inwit.runs import RunFolder, episode_record, write_json
-from inwit.tracking import Tracker, open_trackers
+from inwit.tracking import Tracker, check_trackers, open_trackers
 
 PHASES = ("sample", "credit", "train", "evaluate")
 
@@ -75,12 +75,20 @@ class Trainer:
         self.recipe = recipe
         self.progress = progress
         self.counters = Counters()
+        check_trackers(recipe.tracking)
         self.cast = Cast.of(recipe)
         self.engine = self.cast.engine
         self.train_tasks = recipe.env.tasks(Split.TRAIN)
         if len(self.train_tasks) == 0:
             raise InwitError("The environment has no training tasks.", "Check its settings.")
         self.held_out = {split: recipe.split(split) for split in (Split.DEV, Split.TEST)}
+        asked = {Split.DEV: recipe.eval.every, Split.TEST: recipe.eval.test_at_tokens}
+        for split, tasks in self.held_out.items():
+            if asked[split] and not tasks:
+                raise InwitError(
+                    f"The recipe evaluates on {split}, which has no tasks.",
+                    "Hold some out (see [env]), or do not evaluate (see [eval]).",
+                )
         self._order: tuple[int, list[int]] = (-1, [])
         self._history: list[Mapping[str, Any]] = []
 
@@ -91,6 +99,20 @@ class Trainer:
         recipe, counters = self.recipe, self.counters
         started = time.monotonic() - counters.wall_seconds
         trackers = open_trackers(recipe.tracking, folder.path, recipe.as_dict())
+        try:
+            reason = await self._loop(folder, trackers, started)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+        folder.checkpoint(counters.step, self._save, recipe.train.keep_checkpoints)
+        folder.publish("model", self.engine.export)
+        summary = self._summary(reason)
+        write_json(folder.path / "summary.json", summary)
+        return summary
+
+    async def _loop(self, folder: RunFolder, trackers: Sequence[Tracker], started: float) -> str:
+        """Step, evaluate, checkpoint, until there is a reason to stop."""
+        recipe, counters = self.recipe, self.counters
         if counters.step == 0:
             await self._evaluate_dev(folder, trackers)
         while (reason := self._stop_reason()) is None:
@@ -103,13 +125,7 @@ class Trainer:
             every = recipe.train.checkpoint_every
             if every and counters.step % every == 0:
                 folder.checkpoint(counters.step, self._save, recipe.train.keep_checkpoints)
-        folder.checkpoint(counters.step, self._save, recipe.train.keep_checkpoints)
-        folder.publish("model", self.engine.export)
-        for tracker in trackers:
-            tracker.close()
-        summary = self._summary(reason)
-        write_json(folder.path / "summary.json", summary)
-        return summary
+        return reason
 
     async def _step(self, folder: RunFolder, trackers: Sequence[Tracker]) -> None:
         """One turn of the loop: collect, credit, update, log."""
@@ -224,17 +240,21 @@ class Trainer:
         return None
 
     def _tasks(self, step: int) -> list[Task]:
-        """The step's queries: a fresh shuffle of the training tasks each time through."""
+        """The step's queries: a fresh shuffle of the training tasks each time through.
+
+        A task that two times through put into one step is asked once: its samples would be equal.
+        """
         n, size = self.recipe.train.queries, len(self.train_tasks)
-        chosen = []
+        chosen: dict[int, Task] = {}
         for position in range(step * n, (step + 1) * n):
             epoch, place = divmod(position, size)
             if self._order[0] != epoch:
                 order = list(range(size))
                 seeding.rng(self.recipe.seed, "order", epoch).shuffle(order)
                 self._order = (epoch, order)
-            chosen.append(self.train_tasks[self._order[1][place]])
-        return chosen
+            index = self._order[1][place]
+            chosen[index] = self.train_tasks[index]
+        return list(chosen.values())
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
@@ -320,8 +340,7 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:
     """Run a recipe into a new folder. Nothing is written before everything was checked."""
-    if out.exists() and any(out.iterdir()):
-        RunFolder.create(out, "", 0)  # raises: the folder is not empty
+    RunFolder.check_free(out)
     trainer = Trainer(recipe, progress)
     folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
     return asyncio.run(trainer.run(folder))

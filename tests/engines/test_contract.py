@@ -38,7 +38,7 @@ SMOOTH = OptimizerSettings(lr=0.5, eps=1.0, max_grad_norm=1e6)
 """With a large eps AdamW's first step is about lr x gradient, so that a difference of rounding in a
 gradient near zero is not blown up to a full step, and no clipping hides a wrong scale."""
 
-STRONG = OptimizerSettings(lr=0.02)
+STRONG = OptimizerSettings(lr=0.005)
 FAINT = OptimizerSettings(lr=1e-12)
 
 
@@ -112,8 +112,14 @@ def play(
     engine: Engine, n: int = 3, seed: int = 0, temperature: float = 1.0, tokens: int = 10
 ) -> list[Row]:
     """On-policy rows over all prompts, with random advantages."""
-    sampling = Sampling(tokens, STOPS, temperature, seed)
-    found = sample(engine, *((p, n, sampling) for p in PROMPTS))
+    limits = [tokens - i % 4 for i in range(len(PROMPTS))]
+    found = sample(
+        engine,
+        *(
+            (prompt, n, Sampling(limit, STOPS, temperature, seed))
+            for prompt, limit in zip(PROMPTS, limits, strict=True)
+        ),
+    )
     draw = random.Random(seed)
     return [
         row_of(prompt, c, draw.choice((-1.0, 0.5, 1.0)), episode=f"{prompt}/{i}")
@@ -164,7 +170,7 @@ def test_sampler_and_scorer_agree_after_training(engine: Make, tmp_path: Path) -
     before = logprobs(made, PROBE)
     for seed in (4, 5):
         update(made, play(made, seed=seed), STRONG)
-    assert gap(logprobs(made, PROBE), before) > 0.1
+    assert gap(logprobs(made, PROBE), before) > 0.05
     assert_parity(made, exported(made, tmp_path / "model"), 0.8, seed=6)
 
 
@@ -198,9 +204,9 @@ def test_temperature_zero_is_argmax(engine: Make, tmp_path: Path) -> None:
 def test_a_request_depends_on_nobody_else(engine: Make) -> None:
     """Same seed, same ids: alone, in company, at another capacity, and the second time."""
     sampling = Sampling(12, STOPS, 1.0, seed=11)
-    others = [(p, 3, Sampling(9, STOPS, 1.4, seed=i)) for i, p in enumerate(PROMPTS)]
-    mine = (PROMPTS[2], 5, sampling)
-    small, large = engine(max_batch=2), engine(max_batch=64)
+    others = [(p, 2, Sampling(4 + i, STOPS, 1.4, seed=i)) for i, p in enumerate(PROMPTS)]
+    mine = (PROMPTS[2], 4, sampling)
+    small, large = engine(max_batch=3), engine(max_batch=64)
     (alone,) = sample(small, mine)
     wanted = [c.ids for c in alone]
     assert len(set(wanted)) > 1, "n samples must not be n copies"
@@ -519,7 +525,7 @@ def test_the_reference_stays_where_it_was(one_of_four: Make) -> None:
     drawn = sample(made.reference(), request)
     for seed in (1, 2):
         update(made, play(made, seed=seed), STRONG)
-    assert gap(logprobs(made, PROBE), before) > 0.1
+    assert gap(logprobs(made, PROBE), before) > 0.05
     assert gap(logprobs(made.reference(), PROBE), before) < 1e-6
     assert sample(made.reference(), request) == drawn
     assert sample(made, request) != drawn
@@ -529,28 +535,35 @@ def test_the_reference_stays_where_it_was(one_of_four: Make) -> None:
     assert gap(logprobs(made, PROBE), after) > 0.01
 
 
+def mean_kl(engine: Engine, rows: Sequence[Row]) -> float:
+    """Mean over tokens of r - 1 - log r, r = reference / policy."""
+    own, anchor = logprobs(engine, rows), logprobs(engine.reference(), rows)
+    logs = [r - p for u, v in zip(own, anchor, strict=True) for p, r in zip(u, v, strict=True)]
+    return sum(math.exp(x) - 1 - x for x in logs) / len(logs)
+
+
 def test_kl_to_the_reference(one_of_four: Make) -> None:
-    """Nothing before training; afterwards positive, and it pulls the policy back."""
+    """Nothing before training; afterwards positive, and the statistics tell how much."""
     made = one_of_four(keep_reference=True)
     objective = Objective(kl=0.1)
     rows = play(made, seed=1)
     assert abs(update(made, rows, STRONG, objective).kl) < 1e-6
     rows = play(made, seed=2)
     stats = update(made, rows, FAINT, objective)
-    own, anchor = logprobs(made, rows), logprobs(made.reference(), rows)
-    terms = [
-        math.exp(r - p) - 1 - (r - p)
-        for u, v in zip(own, anchor, strict=True)
-        for p, r in zip(u, v, strict=True)
-    ]
-    assert stats.kl == pytest.approx(sum(terms) / len(terms), rel=1e-3)
     assert stats.kl > 1e-3
-    faint = [dataclasses.replace(r, advantages=(1e-9,) * len(r.advantages)) for r in rows]
-    pull = OptimizerSettings(lr=0.005)
-    first = update(made, faint, pull, Objective(kl=1.0)).kl
-    for _ in range(5):
-        last = update(made, faint, pull, Objective(kl=1.0)).kl
-    assert last < 0.8 * first
+    assert mean_kl(made, rows) == pytest.approx(stats.kl, rel=1e-3)
+
+
+def test_the_kl_term_holds_the_policy_back(some_engine: Make) -> None:
+    """The same training with the term and without: with it, the policy stays nearer."""
+    far = []
+    for kl in (0.0, 1.0):
+        made = some_engine(keep_reference=True)
+        rows = play(made, seed=1)
+        for _ in range(4):
+            update(made, rows, SMOOTH.model_copy(update={"lr": 0.1}), Objective(kl=kl))
+        far.append(mean_kl(made, rows))
+    assert 0 < far[1] < 0.8 * far[0]
 
 
 def test_a_reference_that_was_not_kept_is_an_error() -> None:

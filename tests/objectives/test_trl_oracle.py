@@ -22,23 +22,21 @@ from inwit.objectives import Objective, loss_of, row_scales, token_terms
 from inwit.objectives.losses import Aggregation, LossKind
 from tests.helpers import make_row
 
-pytest.importorskip("trl")
+trl = pytest.importorskip("trl")
+accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated")
-
-from accelerate import Accelerator
-from trl import GRPOConfig, GRPOTrainer
 
 TrlLoss = Literal["dapo", "bnpo", "grpo"]
 ROWS, WIDTH = 4, 7
 
 
-class LossOnly(GRPOTrainer):
+class LossOnly(trl.GRPOTrainer):
     """TRL's trainer with only the state that its loss reads, and log-probs handed in."""
 
-    def __init__(self, args: GRPOConfig) -> None:
+    def __init__(self, args: Any) -> None:
         self.args = args
         self.model = torch.nn.Identity()
-        self.accelerator = Accelerator(cpu=True)
+        self.accelerator = accelerate.Accelerator(cpu=True)
         self.loss_type = args.loss_type
         self.importance_sampling_level = args.importance_sampling_level
         self.beta = args.beta
@@ -109,7 +107,7 @@ def trl_loss(
     steps: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """TRL's loss and its gradient, summed over `steps` micro-batches of equal numbers of rows."""
-    args = GRPOConfig(
+    args = trl.GRPOConfig(
         output_dir="unused",
         report_to="none",
         use_cpu=True,
@@ -123,7 +121,8 @@ def trl_loss(
         gradient_accumulation_steps=steps,
     )
     trainer = LossOnly(args)
-    total, gradients, size = torch.zeros(()), [], ROWS // steps
+    total, size = torch.zeros(()), ROWS // steps
+    gradients: list[Tensor] = []
     for start in range(0, ROWS, size):
         part = batch.rows(slice(start, start + size))
         logp = part.logp.clone().requires_grad_()
@@ -191,7 +190,7 @@ CASES = pytest.mark.parametrize(
 
 def test_the_batches_compared_are_not_trivial() -> None:
     """LESSONS 11: a parity test needs a mask with holes, and a clip needs ratios on both sides."""
-    batches = [batch_of(seed) for seed in range(12)]
+    batches = [batch_of(seed) for seed in range(8)]
     ratios = torch.cat([(b.logp - b.old).exp()[b.mask] for b in batches])
     signs = torch.cat([b.advantages[b.mask].sign() for b in batches])
     for sign in (-1, 1):
@@ -204,7 +203,7 @@ def test_the_batches_compared_are_not_trivial() -> None:
 
 @CASES
 @pytest.mark.parametrize("beta", [0.0, 0.05])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_loss_and_gradient_are_trls(
     loss: LossKind,
     aggregation: Aggregation,

@@ -10,7 +10,10 @@ import string
 from fractions import Fraction
 
 MARKER = re.compile(r"answer\s*(?:is|:|=)\s*(.+)", re.IGNORECASE)
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|[-+]?\.\d+")
+SIGN = r"(?:(?<!\w)[-+−])?"
+"""Glued to a word or number before it (`10-12`, `U-235`), a dash is no sign."""
+DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+NUMBER = re.compile(rf"{SIGN}{DIGITS}(?:\s*/\s*{DIGITS})?|{SIGN}\.\d+")
 
 
 def final_answer(text: str) -> str:
@@ -23,12 +26,19 @@ def final_answer(text: str) -> str:
 
 def as_number(text: str) -> Fraction | None:
     """The last number in the text; None if there is none. `1,200`, `-0.5` and `3/4` are numbers."""
-    found = NUMBER.findall(text)
-    if not found:
-        return None
+    found = _numbers(text)
+    return found[-1] if found else None
+
+
+def _numbers(text: str) -> list[Fraction | None]:
+    return [_value(written) for written in NUMBER.findall(text)]
+
+
+def _value(written: str) -> Fraction | None:
+    above, _, below = re.sub(r"[,\s]", "", written).replace("−", "-").partition("/")
     try:
-        return Fraction(re.sub(r"[,\s]", "", found[-1]))
-    except ZeroDivisionError:
+        return Fraction(above) / Fraction(below or 1)
+    except (ValueError, ZeroDivisionError):  # thousands of digits, or nothing to divide by
         return None
 
 
@@ -39,10 +49,14 @@ def normalised(text: str) -> str:
 
 
 def same_answer(given: str, gold: str) -> bool:
-    """Whether `given` answers `gold`: an equal number where gold is one, else equal words."""
+    """Whether `given` answers `gold`: an equal number where gold is one, else equal words.
+
+    Numbers among the words must be equal as numbers: without punctuation, $1.50 would be $150.
+    """
     answer = final_answer(given)
     wanted = NUMBER.fullmatch(gold.strip())
     if wanted:
         number = as_number(answer)
         return number is not None and number == as_number(gold)
-    return bool(normalised(gold)) and normalised(answer) == normalised(gold)
+    same_words = bool(normalised(gold)) and normalised(answer) == normalised(gold)
+    return same_words and _numbers(answer) == _numbers(gold)

@@ -131,6 +131,11 @@ class Env(ABC):
     def open(self, task: Task) -> Play:
         """Begin an attempt."""
 
+    @property
+    def makes_demonstrations(self) -> bool:
+        """Whether `demonstrations` gives any."""
+        return False
+
     def demonstrations(self, rng: Random, n: int) -> Sequence[Demonstration]:
         """n examples for supervised learning, if the environment can make them."""
         raise NotImplementedError(f"{type(self).__name__} makes no demonstrations")

@@ -10,7 +10,7 @@ from random import Random
 from pydantic import Field
 
 from inwit.envs.answers import same_answer
-from inwit.envs.base import AnswerEnv, EnvSettings, Result, Split, Task
+from inwit.envs.base import AnswerEnv, Demonstration, EnvSettings, Result, Split, Task
 from inwit.errors import InwitError, nearest
 from inwit.seeding import rng
 
@@ -19,6 +19,7 @@ class QuestionsSettings(EnvSettings):
     file: Path = Field(description="JSON Lines, one task a line")
     question: str = Field("question", description="its column with the question")
     answer: str = Field("answer", description="its column with the answer, a number or a few words")
+    solution: str | None = Field(None, description="its column with an answer worth imitating")
     max_characters: int | None = Field(None, ge=1, description="longer questions are left out")
     dev: float = Field(0.1, ge=0, lt=1, description="share of the tasks held out for tuning")
     test: float = Field(0.1, ge=0, lt=1, description="share held out for the end")
@@ -56,6 +57,17 @@ class Questions(AnswerEnv):
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._splits[split]
 
+    @property
+    def makes_demonstrations(self) -> bool:
+        return self.settings.solution is not None
+
+    def demonstrations(self, rng: Random, n: int) -> Sequence[Demonstration]:
+        """Solutions of training tasks, in the solver's role."""
+        tasks = rng.choices(self._splits[Split.TRAIN], k=n)
+        return [
+            Demonstration("solver", {"question": t.question}, t.data["solution"]) for t in tasks
+        ]
+
     def grade(self, task: Task, answer: str) -> Result:
         return Result.of(same_answer(answer, task.reference))
 
@@ -64,7 +76,7 @@ def read_tasks(settings: QuestionsSettings) -> list[Task]:
     """Every line as a task. Raises InwitError with file and line where one is broken."""
     file = settings.file
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other line ends
     except FileNotFoundError as error:
         raise InwitError(f"There is no task file '{file}'.", "Check env.file.") from error
     except (UnicodeDecodeError, OSError) as error:
@@ -92,10 +104,16 @@ def _task(line: str, settings: QuestionsSettings, where: str, number: str) -> Ta
         raise InwitError(f"{where}: not JSON ({error.msg}).", "One JSON object a line.") from error
     if not isinstance(record, dict):
         raise InwitError(f"{where}: not a JSON object.", "One JSON object a line.")
-    for column in (settings.question, settings.answer):
+    for column in filter(None, (settings.question, settings.answer, settings.solution)):
         if column not in record:
             raise InwitError(f"{where}: no column '{column}'.", nearest(column, record))
+        if not isinstance(value := record[column], (str, int, float)):
+            raise InwitError(
+                f"{where}: the column '{column}' holds {json.dumps(value)[:40]}.",
+                "Write text or a number.",
+            )
     question, answer = (str(record[c]).strip() for c in (settings.question, settings.answer))
     if not question or not answer:
         raise InwitError(f"{where}: an empty question or answer.", "Fill it in, or drop the line.")
-    return Task(id=str(record.get("id", number)), question=question, reference=answer)
+    data = {"solution": str(record[settings.solution])} if settings.solution else {}
+    return Task(str(record.get("id", number)), question, answer, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,6 +35,14 @@ class PolicyGradientSettings(MethodSettings):
     kl: float = Field(0.0, ge=0, description="coefficient of KL(policy || reference)")
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalCritic:
+    """Another model: a path or hub name, or its name at an OpenAI-compatible endpoint."""
+
+    model: str
+    url: str | None = None
+
+
 class Method(ABC):
     """An algorithm: two functions, one file, one recipe section.
 
@@ -59,9 +68,14 @@ class Method(ABC):
         return False
 
     @property
-    def external_critic(self) -> str | None:
-        """A model to load beside the policy, if the critic is not the policy."""
+    def external_critic(self) -> ExternalCritic | None:
+        """Who criticises, if it is another model than the policy."""
         return None
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """Whether the environment must make demonstrations."""
+        return False
 
     @property
     def conditions(self) -> Mapping[str, Condition]:

@@ -39,7 +39,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from inwit.envs import Task
-from inwit.methods.base import Method, PolicyGradientSettings
+from inwit.methods.base import ExternalCritic, Method, PolicyGradientSettings
 from inwit.methods.crediting import check_groups, critic_row, solver_row
 from inwit.objectives import Objective, Weighting, by_group, group_normalised
 from inwit.objectives.advantages import Baseline
@@ -57,7 +57,10 @@ class ICRLSettings(PolicyGradientSettings):
     gamma: float = Field(0.1, gt=0, description='of weight = "shaped": p / (p + gamma)')
     groups: Literal["role", "pooled"] = "role"
     critic: Literal["policy", "frozen", "external"] = "policy"
-    critic_model: str | None = Field(None, description="of the external critic: path or hub name")
+    critic_model: str | None = Field(
+        None, description="the external critic: path, hub name, or its name at critic_url"
+    )
+    critic_url: str | None = Field(None, description="OpenAI-compatible endpoint of that critic")
     critic_sees: Condition = Field(CRITIC_SEES, description="the critic's information condition")
     critiques_per_query: int | Literal["all"] = 2
     critique_when: Literal["failure", "always"] = "failure"
@@ -72,6 +75,8 @@ class ICRLSettings(PolicyGradientSettings):
             raise ValueError("critiques_per_query must be at least 1, or 'all'")
         if (self.critic == "external") != (self.critic_model is not None):
             raise ValueError("critic_model is to be set if, and only if, critic = 'external'")
+        if self.critic_url is not None and self.critic_model is None:
+            raise ValueError("critic_url needs critic_model: the model's name at the endpoint")
         if self.critique_when == "failure" and Sees.OUTCOME not in self.critic_sees:
             raise ValueError(
                 "a critic that is called on failures only knows the outcome: add 'outcome' to "
@@ -106,8 +111,9 @@ class ICRL(Method):
         return self.settings.critic == "frozen"
 
     @property
-    def external_critic(self) -> str | None:
-        return self.settings.critic_model
+    def external_critic(self) -> ExternalCritic | None:
+        model = self.settings.critic_model
+        return ExternalCritic(model, self.settings.critic_url) if model else None
 
     @property
     def conditions(self) -> Mapping[str, Condition]:
@@ -179,7 +185,7 @@ class ICRL(Method):
             case "none":
                 return list(critiques)
             case "random":
-                rng, renderer = stage.rng("control", round_), stage.critic.renderer
+                rng, renderer = stage.rng("control", round_), stage.solver.renderer
                 return [
                     replace(c, text=renderer.random_text(rng, len(c.turn.completion.ids)))
                     for c in critiques

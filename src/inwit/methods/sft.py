@@ -45,6 +45,10 @@ class SFT(Method):
     summary: ClassVar = "imitation of demonstrations, in every role"
     settings: SFTSettings
 
+    @property
+    def needs_demonstrations(self) -> bool:
+        return True
+
     def objective(self, temperature: float) -> Objective:
         return Objective(
             loss="cross_entropy", aggregation=self.settings.aggregation, temperature=temperature

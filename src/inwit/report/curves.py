@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ def plot_curves(
     """
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axis, (key, label, unit) in zip(axes, AXES, strict=True):
-        for colour, (method, lines) in zip(COLOURS, runs.items(), strict=False):
-            for i, points in enumerate(lines):
+        for colour, (method, lines) in zip(cycle(COLOURS), runs.items(), strict=False):
+            for i, evaluated in enumerate(lines):
+                points = [p for p in evaluated if p["first"]["value"] is not None]
                 x = [p[key] * unit for p in points]
                 axis.plot(
                     x,
@@ -43,11 +45,10 @@ def plot_curves(
                     color=colour,
                     label=method if i == 0 else None,
                 )
-                low, high = zip(*(p["first"]["ci"] for p in points), strict=True)
                 axis.fill_between(
                     x,
-                    [100 * v for v in low],
-                    [100 * v for v in high],
+                    [100 * p["first"]["ci"][0] for p in points],
+                    [100 * p["first"]["ci"][1] for p in points],
                     color=colour,
                     alpha=0.15,
                     lw=0,

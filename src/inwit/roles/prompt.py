@@ -10,7 +10,7 @@ folder, then the environment's, then here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,14 @@ class Prompt:
     def fields(self) -> frozenset[Sees]:
         texts = (text for _, text in self.messages)
         return frozenset(Sees(m[1]) for text in texts for m in FIELD.finditer(text) if m[1])
+
+    def filled(self, view: Mapping[str, str]) -> list[tuple[str, str]]:
+        """The messages as (speaker, text), for a model that is spoken to in text."""
+
+        def fill(match: re.Match[str]) -> str:
+            return view[match[1]] if match[1] else match[0][0]
+
+        return [(speaker, FIELD.sub(fill, text)) for speaker, text in self.messages]
 
     def check(self, condition: Condition) -> None:
         """Raise InwitError if the text asks for more than the condition allows."""

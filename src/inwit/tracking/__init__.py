@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from inwit.errors import InwitError
 
@@ -18,11 +18,11 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
+    needs: ClassVar[tuple[str, str]] = ("torch.utils.tensorboard", "tensorboard")
+
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
         del recipe
-        self._writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(
-            str(folder / "tensorboard")
-        )
+        self._writer = _import(*self.needs).SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -33,8 +33,10 @@ class TensorBoard:
 
 
 class WandB:
+    needs: ClassVar[tuple[str, str]] = ("wandb", "wandb")
+
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
-        self._run = _import("wandb", "wandb").init(
+        self._run = _import(*self.needs).init(
             project="inwit", name=folder.name, dir=str(folder), config=dict(recipe)
         )
 
@@ -46,8 +48,10 @@ class WandB:
 
 
 class Trackio:
+    needs: ClassVar[tuple[str, str]] = ("trackio", "trackio")
+
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
-        self._trackio = _import("trackio", "trackio")
+        self._trackio = _import(*self.needs)
         self._trackio.init(project="inwit", name=folder.name, config=dict(recipe))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -73,6 +77,12 @@ def _import(module: str, extra: str) -> Any:
         ) from error
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises InwitError where a tracker's package is missing."""
+    for name in names:
+        _import(*TRACKERS[name].needs)
+
+
 def open_trackers(names: Sequence[str], folder: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers a recipe asks for. Raises InwitError where a package is missing."""
+    """The trackers a recipe asks for."""
     return [TRACKERS[name](folder, recipe) for name in names]

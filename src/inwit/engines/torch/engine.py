@@ -25,6 +25,9 @@ from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
+SAVED = ("model.safetensors", "optimizer.pt", "random.pt")
+"""What a checkpoint holds beside engine.json, which knows their sums."""
+
 
 class LoraSettings(BaseModel):
     """Low-rank adapters (peft). The reference policy is the base with the adapter off."""
@@ -195,10 +198,7 @@ class TorchEngine:
             random["cuda"] = torch.cuda.get_rng_state()
         torch.save(random, folder / "random.pt")
         state = {"updates": self._learner.updates, "start": self.start}
-        state["sha256"] = {
-            name: _sha256(folder / name)
-            for name in ("model.safetensors", "optimizer.pt", "random.pt")
-        }
+        state["sha256"] = {name: _sha256(folder / name) for name in SAVED}
         (folder / "engine.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
 
     def load(self, folder: Path, optimizer: OptimizerSettings | None = None) -> None:
@@ -221,6 +221,7 @@ class TorchEngine:
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
         saved = torch.load(folder / "optimizer.pt", weights_only=True)
+        self._learner.optimizer = None  # saved before the first update, there is none to go on with
         if saved is not None:
             self._learner.prepare(optimizer or OptimizerSettings()).load_state_dict(saved)
         random = torch.load(folder / "random.pt", weights_only=True)
@@ -232,12 +233,13 @@ class TorchEngine:
     def _read_state(self, folder: Path) -> dict[str, Any]:
         try:
             state: dict[str, Any] = json.loads((folder / "engine.json").read_text("utf-8"))
-            for name, wanted in state["sha256"].items():
-                if _sha256(folder / name) != wanted:
+            for name in SAVED:
+                if _sha256(folder / name) != state["sha256"][name]:
                     raise _broken(folder, f"{name} is not what was written")
+            start, _ = state["start"], int(state["updates"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _broken(folder, f"{type(error).__name__}: {error}") from error
-        if state["start"] != self.start:
+        if start != self.start:
             raise _broken(folder, "the run began from other weights than the recipe now names")
         return state
 

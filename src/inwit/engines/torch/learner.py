@@ -314,7 +314,7 @@ class Learner:
             for row, weights in zip(batch.rows, ratio.tolist(), strict=True):
                 if row.reconditioned:
                     tally.row_weights[id(row)] = tuple(weights[: len(row.completion_ids)])
-        if bool((own := batch.on_policy & batch.mask).any()) and not tally.norms:
+        if bool((own := batch.on_policy & batch.mask).any()):
             gap = float((old - batch.sampled)[own].abs().max())
             tally.parity = max(gap, tally.parity or 0.0)
 

@@ -132,6 +132,11 @@ def _hugging_face(source: str) -> Loaded:
             f"The model '{source}' lacks {len(missing)} tensors, the first being {missing[0]}.",
             "The weights are incomplete or of another architecture; fetch them again.",
         )
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        # transformers makes an empty tokenizer of the model's family where no file says otherwise
+        raise InwitError(
+            f"The model '{source}' has no tokenizer.", "Save its tokenizer into the same directory."
+        )
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         raise InwitError(
             f"The tokenizer of '{source}' has {len(tokenizer)} tokens, its model "

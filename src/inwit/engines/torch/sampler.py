@@ -218,7 +218,9 @@ class Sampler:
         slots.length[fresh] = torch.tensor([len(r.prompt) for r, _ in joining], device=device)
         slots.count[fresh] = 0
         slots.limit[fresh] = torch.tensor([s.max_tokens for s in specs], device=device)
-        slots.temperature[fresh] = torch.tensor([s.temperature for s in specs], device=device)
+        slots.temperature[fresh] = torch.tensor(
+            [float(s.temperature) for s in specs], device=device
+        )
         width = slots.stops.shape[1]
         stops = [[*s.stop_ids, *[-1] * (width - len(s.stop_ids))] for s in specs]
         slots.stops[fresh] = torch.tensor(stops, device=device)

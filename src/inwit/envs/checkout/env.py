@@ -77,6 +77,10 @@ class Checkout(AnswerEnv):
         del tokens
         return float(sum(word != "ok" for word in text.split()))
 
+    @property
+    def makes_demonstrations(self) -> bool:
+        return True
+
     def demonstrations(self, rng: Random, n: int) -> Sequence[Demonstration]:
         return [self._demonstration(rng) for _ in range(n)]
 
