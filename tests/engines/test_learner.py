@@ -58,6 +58,10 @@ def learner(model: PreTrainedModel, tokens_at_once: int = 10_000) -> tuple[Learn
     return Learner(backbone, tokens_at_once), backbone
 
 
+def shifted(row: Row, by: float) -> Row:
+    return dataclasses.replace(row, logprobs=tuple(v + by for v in row.logprobs))
+
+
 def batch_of(model: PreTrainedModel, seed: int = 0) -> list[Row]:
     """Rows of every kind, scored by `model`, in no particular order.
 
@@ -94,7 +98,20 @@ def batch_of(model: PreTrainedModel, seed: int = 0) -> list[Row]:
         for row in rows
     ]
     scores = score(Backbone(model), asked, TEMPERATURE, 10_000)
-    return [dataclasses.replace(r, logprobs=s) for r, s in zip(rows, scores, strict=True)]
+    scored = [
+        # what stands at tokens that are not trained is nobody's business
+        dataclasses.replace(
+            row,
+            logprobs=tuple(v if m else -50.0 for v, m in zip(values, row.mask, strict=True)),
+            advantages=tuple(
+                a if m else 7.0 for a, m in zip(row.advantages, row.mask, strict=True)
+            ),
+        )
+        for row, values in zip(rows, scores, strict=True)
+    ]
+    # somebody else was less sure of it; its weight is 1 all the same, for no prompt was taken away
+    scored[6] = shifted(scored[6], -0.4)
+    return scored
 
 
 # ---------------------------------------------------------------------- the plain learner
@@ -241,7 +258,8 @@ def test_every_objective_has_the_plain_gradient(
 def test_several_steps_a_batch_use_the_log_probs_from_before_it() -> None:
     """Two epochs against a plain loop with its own AdamW: old log-probs and weights stay fixed."""
     plain, ours = model_of("qwen3"), model_of("qwen3")
-    rows, objective = batch_of(plain), Objective(temperature=TEMPERATURE)
+    rows = batch_of(plain)
+    objective = Objective(temperature=TEMPERATURE, clip_low=0.05, clip_high=2.0)
     settings_ = OptimizerSettings(lr=0.02, eps=0.01, epochs=3, max_grad_norm=0.5, weight_decay=0.1)
     with torch.no_grad():
         old = plain_scores(plain, rows)
@@ -263,7 +281,7 @@ def test_several_steps_a_batch_use_the_log_probs_from_before_it() -> None:
     assert_moved(weights_of(ours), before)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(budget=st.integers(1, 400), order=st.permutations(range(12)))
 def test_no_split_into_micro_batches_changes_the_update(budget: int, order: list[int]) -> None:
     """LESSONS 18: accumulation changes nothing, to 1e-6; nor does the order of the rows."""
@@ -404,10 +422,6 @@ def test_the_schedule_runs_over_updates() -> None:
 # ---------------------------------------------------------------------- statistics
 
 
-def shifted(row: Row, by: float) -> Row:
-    return dataclasses.replace(row, logprobs=tuple(v + by for v in row.logprobs))
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_parity_is_of_what_this_policy_sampled_under_this_prompt(epochs: int) -> None:
     """LESSONS 15: re-conditioned rows, rows of others and masked tokens have no parity to keep."""
@@ -418,10 +432,7 @@ def test_parity_is_of_what_this_policy_sampled_under_this_prompt(epochs: int) ->
         shifted(row, 3.0) if row.reconditioned or row.behaviour is not Behaviour.POLICY else row
         for row in batch_of(model)
     ]
-    mask = rows[0].mask
-    assert not all(mask)
-    seen = tuple(v if m else 9.0 for v, m in zip(rows[0].logprobs, mask, strict=True))
-    rows[0] = dataclasses.replace(rows[0], logprobs=seen)
+    assert not all(rows[0].mask)
     stats = learner(model)[0].update(rows, objective, plan, 1, None)
     assert stats.parity is not None
     assert stats.parity < 1e-4
@@ -447,7 +458,14 @@ def test_parity_looks_at_every_minibatch() -> None:
 
 @pytest.mark.parametrize(
     "weighting",
-    [Weighting(), Weighting(cap=None), Weighting(cap=0.5), Weighting("none"), Weighting("shaped")],
+    [
+        Weighting(),
+        Weighting(cap=None),
+        Weighting(cap=0.5),
+        Weighting("none"),
+        Weighting("shaped"),
+        Weighting("sequence", cap=None),
+    ],
 )
 def test_weights_in_the_statistics(weighting: Weighting) -> None:
     """LESSONS 1: mean weight, share truncated and effective sample size are reported."""
@@ -459,10 +477,14 @@ def test_weights_in_the_statistics(weighting: Weighting) -> None:
         if not row.reconditioned:
             continue
         weights[i] = [1.0] * len(row.mask)
+        whole = sum(
+            new - old for new, old, m in zip(values, row.logprobs, row.mask, strict=True) if m
+        )
         for t, (new, old, m) in enumerate(zip(values, row.logprobs, row.mask, strict=True)):
             w = {
                 "ratio": math.exp(new - old),
                 "none": 1.0,
+                "sequence": math.exp(whole),
                 "shaped": math.exp(new) / (math.exp(new) + weighting.gamma),
             }[weighting.kind]
             if m:

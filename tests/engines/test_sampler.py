@@ -236,6 +236,26 @@ def test_greedy_and_random_requests_share_a_batch() -> None:
     assert ids_of(warm) == ids_of(alone)
 
 
+def test_others_get_their_turns_while_a_long_sample_runs() -> None:
+    """An environment that waits for a reply must not wait for the end of a completion."""
+    made, backbone = sampler()
+    passes: list[int] = []
+
+    async def environment() -> None:
+        while True:
+            passes.append(len(backbone.shapes))
+            await asyncio.sleep(0)
+
+    async def go() -> list[Completion]:
+        other = asyncio.create_task(environment())
+        found = await made.sample(some_ids(5), 1, Sampling(140, (), 1.0))
+        other.cancel()
+        return found
+
+    assert len(asyncio.run(go())[0].ids) == 140
+    assert any(0 < done < 100 for done in passes)
+
+
 def test_one_sampler_serves_one_event_loop_after_another() -> None:
     made, _ = sampler()
     request = (some_ids(5), 3, Sampling(6, STOPS, 1.0, seed=1))

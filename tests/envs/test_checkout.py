@@ -75,6 +75,7 @@ def test_old_prices_are_believed_at_rates_within_the_asked_range():
     assert rates == shop.slip_rates(7, 0.6, 0.9) != shop.slip_rates(8, 0.6, 0.9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=10))
 def test_line_prices_undo_running_totals(prices):
     assert line_prices(running_totals(prices)) == prices

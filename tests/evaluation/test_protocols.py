@@ -121,8 +121,7 @@ def test_a_greedy_evaluation_does_not_depend_on_the_seed(engine, tasks):
         stage = shop_stage(engine, seed=seed)
         spec = stage.sampling.model_copy(update={"temperature": temperature})
         return [
-            e.first.text
-            for e in run(direct, tasks, dataclasses.replace(stage, sampling=spec))[1]
+            e.first.text for e in run(direct, tasks, dataclasses.replace(stage, sampling=spec))[1]
         ]
 
     assert answers(0, 0.0) == answers(1, 0.0)

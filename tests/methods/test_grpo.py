@@ -46,9 +46,7 @@ def grpo(**settings: Any) -> GRPO:
 
 def scored(*rewards: float, query: str = "q") -> list[Episode]:
     return [
-        Episode(
-            f"0/{query}/{i}", query, (attempt_of("right" if r > 0 else "wrong", reward=r),)
-        )
+        Episode(f"0/{query}/{i}", query, (attempt_of("right" if r > 0 else "wrong", reward=r),))
         for i, r in enumerate(rewards)
     ]
 
@@ -64,9 +62,7 @@ def test_credit_by_hand():
     """
     rows = grpo(delta_solver=0.1).credit(scored(1, 0, 0, 3))
     wanted = [0.0, -1 / 1.514214, -1 / 1.514214, 2 / 1.514214]
-    assert [row.advantages for row in rows] == [
-        pytest.approx((a, a), abs=1e-6) for a in wanted
-    ]
+    assert [row.advantages for row in rows] == [pytest.approx((a, a), abs=1e-6) for a in wanted]
     for i, row in enumerate(rows):
         assert (row.prompt_ids, row.completion_ids) == ((1, 2, 3), (10, 11))
         assert (row.mask, row.weights) == ((True, True), (1.0, 1.0))
@@ -144,9 +140,7 @@ def test_credit_is_the_formula_whatever_the_order(rewards, random):
     delta = 0.01
     std = statistics.stdev(rewards)
     mean = statistics.fmean(rewards)
-    wanted = {
-        f"0/q/{i}": (r - mean) / (std + delta) if std else 0.0 for i, r in enumerate(rewards)
-    }
+    wanted = {f"0/q/{i}": (r - mean) / (std + delta) if std else 0.0 for i, r in enumerate(rewards)}
     episodes = scored(*rewards) + scored(1, 0, query="other")
     random.shuffle(episodes)
     rows = {row.episode: row for row in grpo(delta_solver=delta).credit(episodes)}
@@ -246,9 +240,7 @@ def test_a_broken_attempt_costs_one_row():
     """LESSONS 24: the environment's failure drops the row, is counted, and the rest goes on."""
     said = ("key00", "break", "trap01", "jam")
     stage = stage_of(maze(), scripted(lambda _, i: said[i]))
-    episodes = asyncio.run(
-        grpo(group_size=4).collect(stage.env.tasks(Split.TRAIN)[:1], stage)
-    )
+    episodes = asyncio.run(grpo(group_size=4).collect(stage.env.tasks(Split.TRAIN)[:1], stage))
     rows: list[Row] = grpo().credit(episodes)
     assert [row.episode[-1] for row in rows] == ["0", "2"]
     assert measures.of_episodes(episodes)["errors"] == 2

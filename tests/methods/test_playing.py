@@ -50,11 +50,6 @@ def criticise(stage: Stage, attempt: Attempt) -> Critique:
     return asyncio.run(stage.criticise(first_task(stage.env), attempt, 0, 0))
 
 
-def last_word(shown: str) -> str:
-    """What was last said to the policy: the word before the end of the user's message."""
-    return shown.removesuffix(" <end> <assistant>").split()[-1]
-
-
 def patient(shown: str, sample: int) -> str:
     """Waits for two observations and then takes the key."""
     return {0: "hall05", 1: "hall06 hall07", 2: "key00"}[shown.count("<assistant>") - 1]
@@ -148,12 +143,12 @@ def test_what_the_turn_limit_is_worth_is_up_to_the_environment():
     assert env.plays[0].closed == 1
 
 
-@pytest.mark.parametrize(("limit", "turns"), [(18, 1), (19, 2), (26, 2), (27, 3), (99, 3)])
+@pytest.mark.parametrize(("limit", "turns"), [(19, 1), (20, 2), (27, 2), (28, 3), (99, 3)])
 def test_an_attempt_that_would_outgrow_its_context_ends(limit, turns):
-    """The second prompt has 15 tokens, the third 23, and four more are to be sampled."""
+    """The second prompt has 16 tokens, the third 24, and four more are to be sampled."""
     stage = stage_of(maze(), scripted(lambda *_: "hall05 hall06"), max_context=limit)
     [attempt] = play(stage)
-    assert [len(turn.prompt_ids) for turn in attempt.turns] == [7, 15, 23][:turns]
+    assert [len(turn.prompt_ids) for turn in attempt.turns] == [8, 16, 24][:turns]
     assert len(attempt.turns) == turns
     assert attempt.feedback == "The turn limit was reached."
 
@@ -235,9 +230,7 @@ def test_a_long_observation_is_cut_for_the_critic_and_for_nobody_else():
 def test_outcomes_are_told_as_they_were():
     stage = stage_of(maze(), scripted(lambda s, i: "hall01" if "critic" in s else "key00"))
     [attempt] = play(stage)
-    assert "The try was graded right. <end>" in maze_text(
-        criticise(stage, attempt).turn.prompt_ids
-    )
+    assert "The try was graded right. <end>" in maze_text(criticise(stage, attempt).turn.prompt_ids)
 
 
 def test_a_revision_knows_what_its_critic_knew():
@@ -324,13 +317,17 @@ def test_a_door_that_does_not_open_grades_error():
 
 
 def test_a_fault_in_one_attempt_leaves_the_others_alone():
-    """LESSONS 22, 24: eight at once, two of which break; the rest are graded as ever."""
+    """LESSONS 22, 24: eight at once, three of which break; the rest are graded as ever."""
     env = maze()
     said = ["key00", "break", "trap00", "hall05", "jam", "key01", "trap01", "hall06"]
-    attempts = play(stage_of(env, scripted(lambda s, i: said[i])), n=8)
-    assert [str(a.grade) for a in attempts] == [
-        *("right", "error", "wrong", "wrong", "error", "right", "wrong", "right"),
-    ]
+    later = {"hall05": "break", "hall06": "key02"}
+
+    def say(shown: str, sample: int) -> str:
+        return later[shown.split("<assistant>")[1].split()[0]] if "dark" in shown else said[sample]
+
+    attempts = play(stage_of(env, scripted(say)), n=8)
+    grades = "right error wrong error error right wrong right"
+    assert " ".join(a.grade for a in attempts) == grades
     assert [p.closed for p in env.plays] == [1] * 8
 
 
@@ -488,14 +485,14 @@ def test_third_parties_stand_beside_the_built_in_ones(third_party):
 
 
 def test_what_is_installed_under_a_name_must_be_what_the_name_promises(third_party):
-    with pytest.raises(InwitError, match="is not a method.*\n.*derive from inwit.methods.Method"):
+    with pytest.raises(InwitError, match=r"is not a method.*\n.*derive from inwit\.methods"):
         method_class("odd_method")
-    with pytest.raises(InwitError, match="is not an environment.*\n.*derive from inwit.envs.Env"):
+    with pytest.raises(InwitError, match=r"is not an environment.*\n.*derive from inwit\.envs"):
         env_class("odd_env")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one(third_party):
-    with pytest.raises(InwitError, match="No method is called 'icrk'.*\n.*mean 'icrl'"):
+    with pytest.raises(InwitError, match=r"No method is called 'icrk'.*\n.*mean 'icrl'"):
         method_class("icrk")
-    with pytest.raises(InwitError, match="No environment is called 'coumt'.*\n.*mean 'count'"):
+    with pytest.raises(InwitError, match=r"No environment is called 'coumt'.*\n.*mean 'count'"):
         env_class("coumt")

@@ -103,17 +103,14 @@ def test_all_three_roles_are_shown(rows, stage):
 def test_demonstrations_are_about_training_baskets_only(rows, stage):
     trained = {task.question for task in shop().tasks(Split.TRAIN)}
     held = {task.question for s in (Split.DEV, Split.TEST) for task in shop().tasks(s)}
-    shown = {
-        word for row in rows for word in stage.solver.renderer.text(row.prompt_ids).split()
-    }
+    shown = {word for row in rows for word in stage.solver.renderer.text(row.prompt_ids).split()}
     assert shown & trained and not shown & held
 
 
 def test_every_step_shows_others_and_the_same_ones_again_on_the_same_seed(stage, rows):
     def of(seed: int, step: int) -> list[Any]:
-        other = stage_of(
-            *(shop(), stage.solver), prompts=shop_prompts(), seed=seed, scene=("train", step)
-        )
+        scene = ("train", step)
+        other = stage_of(shop(), stage.solver, prompts=shop_prompts(), seed=seed, scene=scene)
         found = sft().credit(asyncio.run(sft().collect([], other)))
         return [(row.prompt_ids, row.completion_ids) for row in found]
 
@@ -127,16 +124,12 @@ def test_the_loss_is_the_mean_of_minus_log_p_and_falls():
     stage = shop_stage(engine)
     rows = method.credit(asyncio.run(method.collect([], stage)))
     model = load_model("embedded:checkout", seed=2).model
-    before = [
-        x for row in rows for x in plain_logprobs(model, row.prompt_ids, row.completion_ids)
-    ]
+    before = [x for row in rows for x in plain_logprobs(model, row.prompt_ids, row.completion_ids)]
 
     async def learn() -> list[float]:
         losses = []
         for _ in range(6):
-            stats = await engine.update(
-                rows, method.objective(1.0), OptimizerSettings(lr=3e-3), 6
-            )
+            stats = await engine.update(rows, method.objective(1.0), OptimizerSettings(lr=3e-3), 6)
             assert (stats.rows_trained, stats.parity) == (40, None)
             losses.append(stats.loss)
         return losses

@@ -50,10 +50,8 @@ CPU = TorchSettings(device="cpu")
 # ---------------------------------------------------------------------- the maze
 
 MARKERS = ("<system>", "<user>", "<assistant>")
-PLAIN_WORDS = (
-    *("[", "]", "solver", "critic", "leave", "note", "try", "dark", "here", "break", "jam"),
-    *("The", "was", "graded", "right.", "wrong."),
-)
+PLAIN_WORDS = ["[", "]", "solver", "critic", "leave", "note", "dark", "here", "break", "jam"]
+OUTCOME_WORDS = ["The", "try", "was", "graded", "right.", "wrong."]
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
   {{- '<' + message.role + '> ' + message.content + ' <end> ' -}}
@@ -73,7 +71,7 @@ MAZE_PROMPTS = {
 @functools.cache
 def maze_tokenizer() -> PreTrainedTokenizerFast:
     """One token a word; brackets are words of their own, since observations are shown in them."""
-    words = ["<pad>", "<end>", "<unk>", *MARKERS, *PLAIN_WORDS]
+    words = ["<pad>", "<end>", "<unk>", *MARKERS, *PLAIN_WORDS, *OUTCOME_WORDS]
     words += [f"{kind}{i:02d}" for i in range(20) for kind in ("key", "trap", "hall")]
     words = words[:VOCABULARY]
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -291,9 +289,7 @@ def turn_of(
     stop: Stop = Stop.TOKEN,
 ) -> Turn:
     """A turn with log-probs that tell its tokens apart: -id/100."""
-    return Turn(
-        role, prompt, Completion(ids, tuple(-i / 100 for i in ids), stop), sees, behaviour
-    )
+    return Turn(role, prompt, Completion(ids, tuple(-i / 100 for i in ids), stop), sees, behaviour)
 
 
 def attempt_of(

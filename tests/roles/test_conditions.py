@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from inwit.envs import Split
@@ -96,7 +96,7 @@ def as_file(bodies: Iterable[str]) -> str:
     return "\n".join(f"@@ {s}\n{b}" for s, b in zip(speakers, bodies, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.tuples(texts, texts, texts), conditions, values)
 @example(("", "inwit-mark-reference-inwit", ""), frozenset({Sees.QUESTION}), {})
 @example(("", "{question}{{reference}}", ""), frozenset({Sees.QUESTION}), {})
@@ -125,7 +125,7 @@ def test_no_forbidden_value_is_ever_shown(renderer, bodies, condition, fields):
         assert secret(field) in shown
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.sampled_from([None, *Sees]), plain), min_size=1, max_size=6),
     conditions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inwit.envs.checkout import Checkout
@@ -157,6 +157,7 @@ def test_latex_that_looks_like_a_field_gets_a_clear_message():
     assert "Double the braces" in error.fix
 
 
+@settings(deadline=None)
 @given(st.text("{}\\ab1 ", max_size=12))
 def test_braces_are_filled_printed_or_refused_but_never_lost_alone(body):
     """Whatever is written, opening and closing braces are given up in pairs or not at all."""

