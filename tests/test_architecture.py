@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import inwit
-from inwit.methods import BUILT_IN
+from inwit.methods import METHODS
 
 SOURCE = Path(inwit.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("rows", "errors", "seeding"),
-    ("objectives", "roles"),
+    ("objectives", "roles", "registry"),
     ("engines", "envs"),
     ("playing",),
     ("methods", "evaluation", "report", "tracking"),
@@ -148,7 +148,7 @@ def test_no_engine_knows_a_method_s_name(file):
     written, and as a string.
     """
     text = file.read_text(encoding="utf-8")
-    names = {*BUILT_IN, "grpo", "icrl", "sft", "rloo"}
+    names = {*METHODS.built_in, "grpo", "icrl", "sft", "rloo"}
     assert not re.search(rf"\b({'|'.join(sorted(names))})\b", text, re.IGNORECASE)
     assert "SCoRe" not in text
     strings = {

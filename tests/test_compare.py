@@ -155,6 +155,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def test_the_curves_are_a_picture(study):
+    """LESSONS 27: from a study file to learning curves, on a CPU and without any download."""
     path = study[0] / "curves.png"
     width, height = png_size(path)
     assert 800 <= width <= 3000

@@ -506,8 +506,8 @@ def test_an_environment_comes_from_a_file_of_the_users(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("{}/sums.py:Other", "is not an environment"),
-        ("{}/sums.py:Missing", "is not an environment"),
+        ("{}/sums.py:Other", "is not an inwit environment"),
+        ("{}/sums.py:Missing", "is not an inwit environment"),
         ("{}/none.py:Sums", "There is no file"),
     ],
 )

@@ -169,19 +169,23 @@ def test_credit_by_hand():
     assert rows == {}
 
 
-def test_a_critique_that_spoils_a_right_attempt_is_paid_minus_one():
-    """Eq. 3 the other way round: -1 - 0.1 * 3 against 0 - 0.1 * 3; mean -0.8, std 0.707107."""
+def test_a_critique_is_paid_for_the_difference_it_made():
+    """Eq. 3 in all four cases, each less 0.1 * 3: spoilt -1, kept 0, mended 1, not mended 0.
+
+    Mean -0.3, unbiased std sqrt(2 / 3) = 0.816497, delta 0.3.
+    """
     method = icrl(length_penalty=0.1, delta_critic=0.3, critique_when="always")
-    rows = by_place(
-        method.credit(
-            [
-                episode_of(0, "right", "wrong", sizes=(3,)),
-                episode_of(1, "right", "right", sizes=(3,)),
-            ]
-        )
-    )
-    assert rows["0/q/0", "critic", 0].advantages[0] == pytest.approx(-0.5 / 1.007107, abs=1e-6)
-    assert rows["0/q/1", "critic", 0].advantages[0] == pytest.approx(0.5 / 1.007107, abs=1e-6)
+    courses = {
+        ("right", "wrong"): -1 / 1.116497,
+        ("right", "right"): 0.0,
+        ("wrong", "right"): 1 / 1.116497,
+        ("wrong", "wrong"): 0.0,
+    }
+    episodes = [episode_of(i, *course, sizes=(3,)) for i, course in enumerate(courses)]
+    rows = by_place(method.credit(episodes))
+    for i, advantage in enumerate(courses.values()):
+        row = rows[f"0/q/{i}", "critic", 0]
+        assert row.advantages == pytest.approx((advantage,) * 3, abs=1e-6)
 
 
 def test_the_critic_is_paid_for_success_and_the_solver_by_the_environment():
@@ -262,13 +266,14 @@ def test_retries_are_not_added_up():
 
 def test_in_later_rounds_eq_3_uses_the_attempt_that_was_criticised():
     """right -> wrong -> right: the first critique lost one, the second won one. Rows know which."""
-    method = icrl(rounds=3, critique_when="always", length_penalty=0, delta_critic=0.0)
+    method = icrl(rounds=3, critique_when="always", length_penalty=0, delta_critic=1.0)
     rows = by_place(method.credit([episode_of(0, "right", "wrong", "right")]))
     solver, critic = {("solver", k) for k in range(3)}, {("critic", k) for k in range(2)}
     assert {place[1:] for place in rows} == solver | critic
     # rewards -1 and 1: std 1.414214
-    assert rows["0/q/0", "critic", 0].advantages[0] == pytest.approx(-0.707107, abs=1e-6)
-    assert rows["0/q/0", "critic", 1].advantages[0] == pytest.approx(0.707107, abs=1e-6)
+    for k, reward in enumerate((-1, 1)):
+        advantage = rows["0/q/0", "critic", k].advantages[0]
+        assert advantage == pytest.approx(reward / 2.414214, abs=1e-6)
     assert all(rows["0/q/0", "solver", k].prompt_ids == PROMPT for k in range(3))
     assert [rows["0/q/0", "solver", k].reconditioned for k in range(3)] == [False, True, True]
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from inwit.envs import Task
-from inwit.objectives import Objective
+from inwit.objectives import Objective, Weighting
 from inwit.objectives.losses import Aggregation
 from inwit.playing import Stage
 from inwit.roles import CONDITIONS
@@ -33,6 +33,18 @@ class PolicyGradientSettings(MethodSettings):
     clip_high: float = Field(0.28, gt=0, description="the ratio's ceiling is 1 + clip_high")
     aggregation: Aggregation = Field("token", description="what the loss is a mean over")
     kl: float = Field(0.0, ge=0, description="coefficient of KL(policy || reference)")
+
+    def objective(self, temperature: float, weighting: Weighting | None = None) -> Objective:
+        """The clipped objective with these settings; the weighting is of re-conditioned rows."""
+        return Objective(
+            loss=self.loss,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            aggregation=self.aggregation,
+            weighting=weighting or Weighting(),
+            kl=self.kl,
+            temperature=temperature,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,15 +47,7 @@ class GRPO(Method):
         return self.settings.kl > 0
 
     def objective(self, temperature: float) -> Objective:
-        s = self.settings
-        return Objective(
-            loss=s.loss,
-            clip_low=s.clip_low,
-            clip_high=s.clip_high,
-            aggregation=s.aggregation,
-            kl=s.kl,
-            temperature=temperature,
-        )
+        return self.settings.objective(temperature)
 
     async def collect(self, tasks: Sequence[Task], stage: Stage) -> list[Episode]:
         groups = await asyncio.gather(

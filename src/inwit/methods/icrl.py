@@ -122,15 +122,7 @@ class ICRL(Method):
     def objective(self, temperature: float) -> Objective:
         """Eq. 6, with the weights of Eq. 4 on re-conditioned rows."""
         s = self.settings
-        return Objective(
-            loss=s.loss,
-            clip_low=s.clip_low,
-            clip_high=s.clip_high,
-            aggregation=s.aggregation,
-            weighting=Weighting(s.weight, s.w_max, s.gamma),
-            kl=s.kl,
-            temperature=temperature,
-        )
+        return s.objective(temperature, Weighting(s.weight, s.w_max, s.gamma))
 
     # ------------------------------------------------------------------ section 3.1: the episode
 
