@@ -118,7 +118,8 @@ class TorchEngine:
         self._peft: Any = None
         device = settings.pick_device()
         loaded.model.to(device)
-        self.start = digest(loaded.model)
+        adapter = settings.lora.model_dump_json() if settings.lora else "full"
+        self.start = f"{digest(loaded.model)} {adapter}"
         reference_model = loaded.model
         if settings.lora:
             self._add_adapter(loaded, settings.lora, seed)

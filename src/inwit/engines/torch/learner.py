@@ -222,7 +222,7 @@ class Learner:
     ) -> UpdateStats:
         """One pass of the recipe over a global batch; see `Engine.update`.
 
-        Raises InwitError where the loss or its gradient is not finite; nothing is changed then.
+        Raises InwitError where a gradient is not finite; that step is then not taken.
         """
         optimizer = self.prepare(settings)
         rate = settings.rate(self.updates, total_steps)

@@ -117,6 +117,8 @@ class Sampler:
                 f"the model's {self._backbone.longest} positions.",
                 "Shorten the question, or lower max_tokens.",
             )
+        if not prompt_ids or sampling.max_tokens < 1 or n < 0:
+            raise ValueError("sampling takes a prompt, at least one token, and a count")
         if n == 0:
             return []
         loop = asyncio.get_running_loop()
