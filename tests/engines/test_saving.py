@@ -246,8 +246,22 @@ def test_a_broken_checkpoint_is_refused_whole(
             ),
             r"the model's \(5, 32\)",
         ),
+        (
+            lambda: build(kind="lora"),
+            lambda: TorchEngine(
+                loaded(), TorchSettings(device="cpu", lora=LoraSettings(rank=4, alpha=60))
+            ),
+            "its adapter is",
+        ),
     ],
-    ids=["other start", "other family", "adapters into full", "full into adapters", "other rank"],
+    ids=[
+        "other start",
+        "other family",
+        "adapters into full",
+        "full into adapters",
+        "other rank",
+        "other alpha",
+    ],
 )
 def test_a_foreign_checkpoint_is_refused(
     writer: Callable[[], TorchEngine],

@@ -118,8 +118,8 @@ class TorchEngine:
         self._peft: Any = None
         device = settings.pick_device()
         loaded.model.to(device)
-        adapter = settings.lora.model_dump_json() if settings.lora else "full"
-        self.start = f"{digest(loaded.model)} {adapter}"
+        self.start = digest(loaded.model)
+        self._adapter = settings.lora.model_dump(mode="json") if settings.lora else None
         reference_model = loaded.model
         if settings.lora:
             self._add_adapter(loaded, settings.lora, seed)
@@ -198,7 +198,11 @@ class TorchEngine:
         if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
         torch.save(random, folder / "random.pt")
-        state = {"updates": self._learner.updates, "start": self.start}
+        state = {
+            "updates": self._learner.updates,
+            "start": self.start,
+            "adapter": self._adapter,
+        }
         state["sha256"] = {name: _sha256(folder / name) for name in SAVED}
         (folder / "engine.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
 
@@ -218,6 +222,8 @@ class TorchEngine:
                     folder,
                     f"{name} is {tuple(tensors[name].shape)}, the model's {tuple(parameter.shape)}",
                 )
+        if state.get("adapter") != self._adapter:
+            raise _broken(folder, f"its adapter is {state.get('adapter')}, ours {self._adapter}")
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
