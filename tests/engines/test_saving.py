@@ -249,7 +249,7 @@ def test_a_broken_checkpoint_is_refused_whole(
         (
             lambda: build(kind="lora"),
             lambda: TorchEngine(
-                loaded(), TorchSettings(device="cpu", lora=LoraSettings(rank=4, alpha=60))
+                loaded(), TorchSettings(device="cpu", lora=LoraSettings(rank=3, alpha=60))
             ),
             "its adapter is",
         ),
