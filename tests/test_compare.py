@@ -228,7 +228,7 @@ def test_another_target_has_another_name(copy, tmp_path, in_process):
     summary = compare(path, copy, [0], [], jobs=1, tell=silent)
     for method in summary["methods"].values():
         assert "to_80" not in method
-        assert method["to_target"] is None
+        assert method["to_50"] is None
 
 
 def test_without_a_warm_start_each_recipe_has_its_own_model(model, tmp_path, in_process):

@@ -187,7 +187,9 @@ def test_a_checkpoint_half_written_is_none(folder):
 def test_a_whole_checkpoint_is_not_written_again(folder):
     """Replacing it would leave a moment in which a kill finds none."""
     folder.checkpoint(5, write_one("5"), keep=1)
+    folder.checkpoint(3, write_one("left over by a kill"), keep=2)
     folder.checkpoint(5, write_one("another"), keep=1)
+    assert [c.name for c in folder.checkpoints()] == ["step-000005"]
     assert (folder.checkpoints()[0] / "state").read_text("utf-8") == "5"
 
 

@@ -287,11 +287,13 @@ def _tell(message: str) -> None:
 
 
 def _comparison(run: dict[str, Any], budget: int, target: float | None) -> Table:
+    from inwit.compare import target_key
+
     reach = f"to {target:.0%}: tokens" if target else "to target"
     heads = ("method", "accuracy", "95% interval", "N", "CPU-s", reach, "CPU-s ", "gain", "mean w")
     table = Table(*heads, title=f"seed {run['seed']}, at {budget:,} sampled tokens")
     for name, m in run["methods"].items():
-        cost = m.get("to_80") or m.get("to_target")
+        cost = m[target_key(target)]
         gain, weight = m.get("critic_gain"), m.get("mean_weight")
         table.add_row(
             name,

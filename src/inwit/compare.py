@@ -30,12 +30,14 @@ from inwit.runs import RunFolder, read_jsonl, write_json
 
 WARM = "warm"
 TAIL = 12
+COSTS = ("sampled_tokens", "trained_tokens", "cpu_seconds")
 
 
 class StudySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     budget: int = Field(ge=1, description="sampled tokens at which the methods are compared")
+    cpu_seconds: float | None = Field(None, gt=0, description="the same, in CPU-seconds, on dev")
     target: float | None = Field(None, gt=0, le=1, description="accuracy whose cost is reported")
 
 
@@ -115,7 +117,7 @@ def compare(
     curves = {method: [_dev(f) for f in found] for method, found in folders.items()}
     plot_curves(curves, out / "curves.png", budget=study.study.budget, target=study.study.target)
     runs = [_summary(study, {m: f[i] for m, f in folders.items()}, s) for i, s in enumerate(seeds)]
-    several = {"runs": runs, "differences": _differences(runs)}
+    several = {"runs": runs, "differences": _differences(runs, target_key(study.study.target))}
     summary: dict[str, Any] = runs[0] if len(runs) == 1 else several
     summary |= {"budget": study.study.budget, "target": study.study.target}
     write_json(out / "summary.json", summary)
@@ -190,16 +192,24 @@ def _summary(study: Study, folders: Mapping[str, Path], seed: int) -> dict[str, 
             "right": first["right"],
             "n": first["n"],
             "ci": first["ci"],
-            **{k: test[k] for k in ("sampled_tokens", "trained_tokens", "cpu_seconds")},
-            "to_80" if study.study.target == 0.8 else "to_target": run["target"],
+            **{k: test[k] for k in COSTS},
+            target_key(study.study.target): run["target"],
         }
-        if test["revision"]:
+        if test["protocol"] == "critique":
+            revision = test["revision"] or {"value": None, "n": 0, "ci": None}
             found |= {
-                "revision_success": test["revision"]["value"],
-                "revision_n": test["revision"]["n"],
-                "revision_ci": test["revision"]["ci"],
+                "revision_success": revision["value"],
+                "revision_n": revision["n"],
+                "revision_ci": revision["ci"],
                 "critic_gain": test["critic_gain"],
                 "critique_tokens": test["critique_tokens"],
+            }
+        if (limit := study.study.cpu_seconds) is not None:
+            last = [p for p in _dev(folder) if p["cpu_seconds"] <= limit][-1]
+            found["at_cpu_seconds"] = {k: last[k] for k in COSTS} | {
+                "accuracy": last["first"]["value"],
+                "n": last["first"]["n"],
+                "ci": last["first"]["ci"],
             }
         if weights := [s["weight_mean"] for s in steps if s.get("weight_mean") is not None]:
             found["mean_weight"] = sum(weights) / len(weights)
@@ -214,7 +224,12 @@ def _training(folder: Path, until: int) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "train" and line["step"] <= until]
 
 
-def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+def target_key(target: float | None) -> str:
+    """Where a summary says what a target cost: `to_80` for a target of 0.8."""
+    return f"to_{round(100 * target)}" if target else "to_target"
+
+
+def _differences(runs: Sequence[Mapping[str, Any]], target: str) -> dict[str, Interval]:
     """Last method minus first, paired by seed, with Student's t interval over the seeds."""
     names = list(runs[0]["methods"])
     if len(names) < 2:
@@ -226,10 +241,12 @@ def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         known = [b - a for a, b in pairs if a is not None and b is not None]
         return mean_interval(known) if len(known) > 1 else None
 
-    def to_target(cost: str) -> Interval | None:
-        return paired(lambda m: (m.get("to_80") or m.get("to_target") or {}).get(cost))
+    def inside(table: str, key: str) -> Interval | None:
+        return paired(lambda m: (m.get(table) or {}).get(key))
 
-    found = {"accuracy": paired(lambda m: m["accuracy"])}
-    for cost in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
-        found[f"to_target/{cost}"] = to_target(cost)
+    found = {
+        "accuracy": paired(lambda m: m["accuracy"]),
+        "accuracy at equal CPU-seconds": inside("at_cpu_seconds", "accuracy"),
+        **{f"{target} {cost}": inside(target, cost) for cost in COSTS},
+    }
     return {f"{last} - {first}: {k}": v for k, v in found.items() if v is not None}

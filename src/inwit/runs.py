@@ -122,15 +122,14 @@ class RunFolder:
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         target, partial = folder / f"step-{step:06d}", folder / ".partial"
-        if target.is_dir():  # whole, and of this very state: to replace it could only lose it
-            return
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        write(partial)
-        for file in partial.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        partial.rename(target)
+        if not target.is_dir():  # else it is whole, and of this very state
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            write(partial)
+            for file in partial.iterdir():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            partial.rename(target)
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
 
