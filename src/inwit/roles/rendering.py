@@ -87,7 +87,14 @@ class Renderer:
         return self.text(tuple(rng.choices(ordinary, k=n)))
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise InwitError(
+                f"The tokenizer of '{self.tokenizer.name_or_path}' cannot write {text[:80]!r}: "
+                f"{error}",
+                "The text has words that the model's vocabulary lacks.",
+            ) from error
 
     def _plain(self, text: str) -> str:
         """Text in which no special token's spelling can pass for the token itself."""
