@@ -235,9 +235,10 @@ def test_only_errors_have_no_rate():
 
 
 def test_a_rate_is_about_success_not_about_reward():
-    rate = Rate.of([attempt_of("right", reward=0.2), attempt_of("wrong", reward=0.9)])
-    assert (rate.right, rate.n, rate.value) == (1, 2, 0.5)
-    assert rate.ci == pytest.approx(proportion_confint(1, 2, method="wilson"), abs=1e-9)
+    graded = [("right", 0.2), ("right", 0.1), ("wrong", 0.9)]
+    rate = Rate.of([attempt_of(grade, reward=reward) for grade, reward in graded])
+    assert (rate.right, rate.n, rate.value) == (2, 3, 2 / 3)
+    assert rate.ci == pytest.approx(proportion_confint(2, 3, method="wilson"), abs=1e-9)
 
 
 def test_a_result_can_be_written_down():
