@@ -138,11 +138,12 @@ def test_every_kind_of_run_goes_on_bit_for_bit(kind, model, tmp_path):
         settings = [f"model.path={model}", "train.steps=6", *settings]
     run(recipe, tmp_path / "whole", *settings)
     assert_learned(tmp_path / "whole", kind)
-    # in the middle of the step after the second checkpoint: computed, and not yet in the log
-    evaluations = len([e for e in lines(tmp_path / "whole", kind="eval") if e["step"] <= 10])
-    checkpoint, nth = (10, 11 + evaluations) if kind == "sft" else (4, 5 + 2 + 1)
-    killed(recipe, tmp_path / "run", settings, "metrics.jsonl", nth)
+    # two steps after a checkpoint: one is in the log, the other was computed and is not
+    checkpoint = 10 if kind == "sft" else 4
+    logged = [line for line in lines(tmp_path / "whole") if line["step"] <= checkpoint + 1]
+    killed(recipe, tmp_path / "run", settings, "metrics.jsonl", len(logged) + 1)
     assert newest(tmp_path / "run") == checkpoint
+    assert last_step(tmp_path / "run") == checkpoint + 1
     go_on(tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 

@@ -81,6 +81,18 @@ def test_a_start_that_was_cut_short_can_be_made_again(tmp_path):
     assert json.loads((folder.path / "versions.json").read_text("utf-8"))["seed"] == 3
 
 
+def test_the_recipe_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fail(self: Path, target: Path) -> None:
+        if target.name == "recipe.toml":
+            raise OSError("killed")
+        self.rename(target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="killed"):
+        RunFolder.create(tmp_path / "run", "seed = 3\n", 3)
+    assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
 def test_only_a_run_is_opened(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(InwitError, match=r"no recipe\.toml"):

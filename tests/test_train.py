@@ -310,6 +310,22 @@ def test_another_seed_is_another_run(grpo, model, tmp_path):
     assert mine != theirs
 
 
+def test_a_task_that_comes_again_is_answered_afresh(model, tmp_path):
+    """Every step draws its own samples, and every episode of a run has a name of its own."""
+    out = tmp_path / "run"
+    run("debug-grpo", out, f"model.path={model}", "env.train=4")  # all four tasks in each step
+    episodes = lines(out, "episodes.jsonl")
+    names = [episode["id"] for episode in episodes]
+    assert len(names) == len(set(names)) == 8 * 4 * 8
+    answers: dict[str, list[list[str]]] = {}
+    for step in range(1, 9):
+        for query in {e["query"] for e in episodes}:
+            mine = [e for e in episodes if (e["step"], e["query"]) == (step, query)]
+            answers.setdefault(query, []).append([e["attempts"][0]["text"] for e in mine])
+    for several in answers.values():
+        assert len({tuple(texts) for texts in several}) >= 6
+
+
 def test_evaluating_more_often_changes_nothing_that_is_learned(grpo, model, tmp_path):
     """Each scene has random choices of its own: what else is asked disturbs nobody."""
     run("debug-grpo", tmp_path / "run", f"model.path={model}", "eval.every=1", "eval.tasks=5")

@@ -68,6 +68,8 @@ class Cast:
     def stage(self, *scene: object, temperature: float | None = None) -> Stage:
         """Where episodes are played; each scene has random choices of its own."""
         sampling = self.recipe.sampling
+        if sampling.max_context is None:
+            sampling = sampling.model_copy(update={"max_context": self.engine.longest})
         if temperature is not None:  # evaluation may be greedy, which training may not
             sampling = sampling.model_copy(update={"temperature": temperature})
         return Stage(

@@ -283,7 +283,7 @@ def _say(name: str, text: str, note: str) -> None:
 
 
 def _tell(message: str) -> None:
-    err.print(message, markup=False, highlight=False)
+    err.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def _comparison(run: dict[str, Any], budget: int, target: float | None) -> Table:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from inwit import seeding
 from inwit.engines import Policy, Sampling
 from inwit.engines.openai import ChatEndpoint
-from inwit.envs import Env, Play, Result, Task
+from inwit.envs import Env, Play, Result, Step, Task
+from inwit.errors import InwitError
 from inwit.roles import Prompt, Renderer, View
 from inwit.rows import (
     Attempt,
@@ -99,6 +100,45 @@ class Correspondent:
         return Turn(prompt.role, (), unknown, sees, Behaviour.EXTERNAL), reply.text.strip()
 
 
+class Guarded:
+    """A play whose faults are results: what breaks in the environment is graded `error`.
+
+    Faults of anything else, such as the engine's, are not caught here: they are no attempt's.
+    """
+
+    def __init__(self, env: Env, task: Task) -> None:
+        self._env, self._task = env, task
+        self._play: Play | None = None
+
+    async def step(self, action: str) -> Step:
+        try:
+            if self._play is None:
+                self._play = self._env.open(self._task)
+            return await self._play.step(action)
+        except Exception as error:
+            return Step(result=_broken(error))
+
+    async def out_of_turns(self) -> Result:
+        assert self._play is not None
+        try:
+            return await self._play.out_of_turns()
+        except Exception as error:
+            return _broken(error)
+
+    async def close(self) -> Result | None:
+        """Close the play, if it was opened; the error if that broke."""
+        try:
+            if self._play is not None:
+                await self._play.close()
+        except Exception as error:
+            return _broken(error)
+        return None
+
+
+def _broken(error: Exception) -> Result:
+    return Result.error(f"{type(error).__name__}: {error}")
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where one step's episodes are played.
@@ -158,6 +198,12 @@ class Stage:
         name: object = "",
     ) -> list[Attempt]:
         prompt_ids = self.solver.renderer.prompt_ids(self.prompts[prompt], view)
+        if self._too_long(prompt_ids):
+            raise InwitError(
+                f"The {prompt} prompt of task {task.id} has {len(prompt_ids)} tokens: with "
+                f"{self.sampling.max_tokens} to sample, more than {self.sampling.max_context}.",
+                "Leave the task out, or change sampling.max_context or sampling.max_tokens.",
+            )
         names = (task.id, prompt, index, name)
         opening = self.solver.sampling(self.sampling.max_tokens, self.draw(*names))
         completions = await self.solver.policy.sample(prompt_ids, n, opening)
@@ -178,34 +224,28 @@ class Stage:
         index: int,
         names: tuple[object, ...],
     ) -> Attempt:
-        """Turn by turn from the first completion to the result. What breaks is graded `error`."""
+        """Turn by turn from the first completion to the result."""
         turns = [self._turn(prompt_ids, completion, sees)]
         said = [self.solver.renderer.text(completion.ids)]
         story = list(said)
-        play: Play | None = None
+        play = Guarded(self.env, task)
         try:
-            play = self.env.open(task)
-            while True:
-                step = await play.step(said[-1])
-                result = step.result
-                if result is None:
-                    prompt_ids = self._next_prompt(turns[-1], step.observation)
-                    if len(turns) >= self.env.max_turns or self._too_long(prompt_ids):
-                        result = await play.out_of_turns()
-                if result is not None:
-                    break
+            while (step := await play.step(said[-1])).result is None:
                 story.append(f"[{step.observation[:OBSERVATION_SHOWN]}]")
+                prompt_ids = self._next_prompt(turns[-1], step.observation)
+                if len(turns) >= self.env.max_turns or self._too_long(prompt_ids):
+                    step = Step(result=await play.out_of_turns())
+                    break
                 draw = self.draw(*names, "turn", len(turns))
                 spec = self.solver.sampling(self.sampling.max_tokens, draw)
                 [completion] = await self.solver.policy.sample(prompt_ids, 1, spec)
                 turns.append(self._turn(prompt_ids, completion, sees))
                 said.append(self.solver.renderer.text(completion.ids))
                 story.append(said[-1])
-        except Exception as error:
-            result = Result.error(f"{type(error).__name__}: {error}")
         finally:
-            if play is not None:
-                await play.close()
+            fault = await play.close()
+        result = fault or step.result
+        assert result is not None
         return Attempt(
             index=index,
             turns=tuple(turns),
@@ -248,5 +288,7 @@ class Stage:
             self.sampling.critic_max_tokens,
             self.draw(task.id, "critic", index, name),
         )
-        size = self.env.critique_size(text, len(turn.completion.ids))
+        # an endpoint shows no tokens: then the solver's count stands for its own
+        tokens = len(turn.completion.ids) or self.solver.renderer.length(text)
+        size = self.env.critique_size(text, tokens)
         return Critique(index, attempt.index, turn, text, size)

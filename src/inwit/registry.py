@@ -34,7 +34,8 @@ class Registry(Generic[T]):
 
     def known(self) -> dict[str, str]:
         """Name -> where it is, of everything that can be named."""
-        return dict(self.built_in) | {e.name: e.value for e in entry_points(group=self.group)}
+        installed = {e.name: e.value for e in entry_points(group=self.group)}
+        return installed | dict(self.built_in)
 
     def find(self, name: str) -> type[T]:
         """The class called `name`, or `path/to/file.py:Class`; InwitError if there is none."""
@@ -42,7 +43,16 @@ class Registry(Generic[T]):
         if where is None:
             raise InwitError(f"No {self.kind} is called '{name}'.", nearest(name, self.known()))
         module, _, attribute = where.rpartition(":")
-        found = getattr(_module(module), attribute, None)
+        try:
+            found = getattr(_module(module), attribute, None)
+        except InwitError:
+            raise
+        except Exception as error:
+            raise InwitError(
+                f"The {self.kind} '{name}' cannot be imported from {module}: "
+                f"{type(error).__name__}: {error}",
+                "Mend that module, or install what it needs.",
+            ) from error
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise InwitError(
                 f"'{where}' is not an inwit {self.kind}.",

@@ -894,8 +894,8 @@ def test_random_shows_each_revision_random_words_of_the_same_length():
     told = notes(episodes)
     assert len(told) == 6
     sizes = {len(c.turn.completion.ids) for e in episodes for c in e.critiques}
-    assert sizes == {3}  # note, hall.., and the end
-    assert all(len(said.split()) == 3 for _, said in told)
+    assert sizes == {3}  # note, hall.., and the end, which is no word
+    assert all(len(said.split()) == 2 for _, said in told)
     assert all(maze_ids(said) and "<unk>" not in said for _, said in told)
     assert notes(controlled("random")[1]) == told
     other = notes(controlled("random", seed=1)[1])

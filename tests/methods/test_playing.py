@@ -204,7 +204,7 @@ def test_the_critic_reads_the_whole_attempt():
     critique = criticise(stage, attempt)
     assert maze_text(critique.turn.prompt_ids) == (
         "<system> critic <end> <user> leave hall00 try hall05 [ dark here ] hall05 [ dark here ]"
-        " hall05 The try was graded wrong. <end> <assistant>"
+        " hall05 [ dark here ] The try was graded wrong. <end> <assistant>"
     )
     assert (critique.index, critique.of, critique.text) == (0, 0, "hall01")
     assert (critique.turn.role, critique.turn.sees) == (Role.CRITIC, CONDITIONS["critic"])

@@ -90,7 +90,8 @@ def _measure(protocol: str, episodes: Sequence[Episode]) -> Measured:
         for before, _, after in corrections
         if Grade.ERROR not in (before.grade, after.grade)
     ]
-    lengths = [len(said.turn.completion.ids) for _, said, _ in corrections]
+    counts = [len(said.turn.completion.ids) for _, said, _ in corrections]
+    lengths = [n for n in counts if n]  # an endpoint's tokens are unknown
     return Measured(
         protocol=protocol,
         first=Rate.of([e.first for e in episodes]),

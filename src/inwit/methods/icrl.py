@@ -31,9 +31,11 @@ of another query, `"random"` random tokens; nobody trains the critic then.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -139,14 +141,11 @@ class ICRL(Method):
             critiques = await asyncio.gather(
                 *(stage.criticise(s.task, s.attempts[-1], round_ - 1, s.sample) for s in chosen)
             )
-            shown = self._controlled(critiques, chosen, stage, round_)
+            shown = self._controlled(list(zip(chosen, critiques, strict=True)), stage, round_)
             revisions = await asyncio.gather(
-                *(
-                    stage.revise(session.task, critique, round_, session.sample)
-                    for session, critique in zip(chosen, shown, strict=True)
-                )
+                *(stage.revise(s.task, critique, round_, s.sample) for s, critique in shown)
             )
-            for session, critique, revision in zip(chosen, shown, revisions, strict=True):
+            for (session, critique), revision in zip(shown, revisions, strict=True):
                 session.critiques.append(critique)
                 session.attempts.append(revision)
         return [
@@ -170,27 +169,18 @@ class ICRL(Method):
         return stage.rng(sessions[0].task.id, "critiques", round_).sample(candidates, limit)
 
     def _controlled(
-        self, critiques: Sequence[Critique], chosen: Sequence[Session], stage: Stage, round_: int
-    ) -> list[Critique]:
+        self, said: Sequence[tuple[Session, Critique]], stage: Stage, round_: int
+    ) -> list[tuple[Session, Critique]]:
         """What the revisions are shown: the critiques, or a control's stand-ins for them."""
-        match self.settings.control:
-            case "none":
-                return list(critiques)
-            case "random":
-                rng, renderer = stage.rng("control", round_), stage.solver.renderer
-                return [
-                    replace(c, text=renderer.random_text(rng, len(c.turn.completion.ids)))
-                    for c in critiques
-                ]
-            case "shuffled":
-                order = sorted(range(len(chosen)), key=lambda i: (chosen[i].task.id, i))
-                largest = max(
-                    (sum(s.task.id == t.task.id for s in chosen) for t in chosen), default=0
-                )
-                texts = [critiques[i].text for i in order]
-                moved = texts[largest:] + texts[:largest]
-                stand_in = dict(zip(order, moved, strict=True))
-                return [replace(c, text=stand_in[i]) for i, c in enumerate(critiques)]
+        if self.settings.control == "none":
+            return list(said)
+        rng, renderer = stage.rng("control", round_), stage.solver.renderer
+        if self.settings.control == "random":
+            return [
+                (s, replace(c, text=renderer.random_text(rng, renderer.length(c.text))))
+                for s, c in said
+            ]
+        return shuffled(said, rng)
 
     # ------------------------------------------------------------------ sections 3.2 to 3.4: credit
 
@@ -243,3 +233,23 @@ class ICRL(Method):
         s = self.settings
         delta = s.delta_critic if key.role == Role.CRITIC else s.delta_solver
         return partial(group_normalised, delta=delta)
+
+
+def shuffled(
+    said: Sequence[tuple[Session, Critique]], rng: Random
+) -> list[tuple[Session, Critique]]:
+    """Critiques moved to other queries, each used once; where one query has more than half of them,
+    some are used again. A session for which there is no other query's critique is left out."""
+    order = sorted(said, key=lambda pair: pair[0].task.id)
+    sizes = Counter(session.task.id for session, _ in order)
+    step = max(sizes.values(), default=0)
+    moved = []
+    for i, (session, critique) in enumerate(order):
+        other, stand_in = order[(i + step) % len(order)]
+        if other.task.id == session.task.id:
+            others = [c for s, c in order if s.task.id != session.task.id]
+            if not others:
+                continue
+            stand_in = rng.choice(others)
+        moved.append((session, replace(critique, text=stand_in.text)))
+    return moved

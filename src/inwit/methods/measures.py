@@ -46,7 +46,9 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         "critic/gain": mean(float(b.success) - float(a.success) for a, _, b in corrections),
         "critic/wrong_to_right": share(not a.success and b.success for a, _, b in corrections),
         "critic/right_to_wrong": share(a.success and not b.success for a, _, b in corrections),
-        "critic/tokens": mean(len(c.turn.completion.ids) for c in critiques),
+        "critic/tokens": mean(
+            len(c.turn.completion.ids) for c in critiques if c.turn.completion.ids
+        ),
         "critic/size": mean(c.size for c in critiques),
         "critic/count": len(critiques),
         "survivors": share(bool(e.critiques) for e in played),

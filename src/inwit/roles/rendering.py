@@ -81,6 +81,10 @@ class Renderer:
         decoded = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return str(decoded).strip()
 
+    def length(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self._encode(self._plain(text)))
+
     def random_text(self, rng: Random, n: int) -> str:
         """n random tokens as text: what a critique is compared with that says nothing."""
         ordinary = [i for i in range(len(self.tokenizer)) if i not in self._special_ids]

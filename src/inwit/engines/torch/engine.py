@@ -158,6 +158,11 @@ class TorchEngine:
                 ) from error
         self._peft.eval()
 
+    @property
+    def longest(self) -> int:
+        """The most positions, prompt and completion together, that the model was made for."""
+        return self._policy.backbone.longest
+
     async def sample(self, prompt_ids: Ids, n: int, sampling: Sampling) -> list[Completion]:
         return await self._policy.sample(prompt_ids, n, sampling)
 
