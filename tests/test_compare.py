@@ -231,6 +231,25 @@ def test_another_target_has_another_name(copy, tmp_path, in_process):
         assert method["to_50"] is None
 
 
+def test_equal_cpu_seconds_are_compared_on_dev(copy, tmp_path, in_process):
+    """The last evaluation within the limit, with its own cost; what came later is not looked at."""
+    homes = [copy / "seed-0" / name for name in ("grpo", "icrl")]
+    seconds = [[e["cpu_seconds"] for e in lines(h, kind="eval", split="dev")] for h in homes]
+    limit = min(s[1] for s in seconds)  # only one of the runs was at its second evaluation then
+    path = study_file(tmp_path, study={"budget": 200, "target": 0.8, "cpu_seconds": limit})
+    summary = compare(path, copy, [0], [], jobs=1, tell=silent)
+    for home, method in zip(homes, summary["methods"].values(), strict=True):
+        dev = lines(home, kind="eval", split="dev")
+        last = [line for line in dev if line["cpu_seconds"] <= limit][-1]
+        found = method["at_cpu_seconds"]
+        assert found["accuracy"] == last["first"]["value"]
+        assert (found["n"], found["ci"]) == (last["first"]["n"], last["first"]["ci"])
+        for cost in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
+            assert found[cost] == last[cost]
+    with pytest.raises(InwitError, match="never asks dev"):
+        Study.read(path, ["eval.every=0", "train.steps=1", "train={steps = 1}"])
+
+
 def test_without_a_warm_start_each_recipe_has_its_own_model(model, tmp_path, in_process):
     path = study_file(tmp_path, warm=None)
     settings = [f"model.path={model}"]

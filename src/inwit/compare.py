@@ -75,6 +75,11 @@ class Study(BaseModel):
                     f"{study.study.budget:,} sampled tokens.",
                     "Put that number into its eval.test_at_tokens.",
                 )
+            if study.study.cpu_seconds is not None and not loaded.eval.every:
+                raise InwitError(
+                    f"{path.parent / recipe} never asks dev, which study.cpu_seconds compares.",
+                    "Set its eval.every.",
+                )
         return study
 
 

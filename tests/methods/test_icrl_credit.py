@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inwit.envs import Split
 from inwit.errors import GroupError
 from inwit.methods import measures
 from inwit.methods.icrl import ICRL, ICRLSettings
 from inwit.objectives import Weighting
-from inwit.playing import Stage
 from inwit.rows import (
     Behaviour,
     Episode,
@@ -32,22 +28,15 @@ from tests.methods.worlds import (
     NOTED,
     attempt_of,
     by_place,
+    collect,
     critique_of,
     episode_of,
+    icrl,
     maze,
     scripted,
     stage_of,
     turn_of,
 )
-
-
-def icrl(**settings: Any) -> ICRL:
-    return ICRL(ICRLSettings(**({"group_size": 3} | settings)))
-
-
-def collect(method: ICRL, stage: Stage, n: int = 2, split: Split = Split.TRAIN) -> list[Episode]:
-    return asyncio.run(method.collect(stage.env.tasks(split)[:n], stage))
-
 
 # ---------------------------------------------------------------------- credit by hand
 

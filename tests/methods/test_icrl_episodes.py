@@ -19,7 +19,6 @@ from inwit.errors import InwitError
 from inwit.methods import measures
 from inwit.methods.grpo import GRPO, GRPOSettings
 from inwit.methods.icrl import ICRL, ICRLSettings
-from inwit.playing import Stage
 from inwit.recipe import parse_recipe
 from inwit.rows import (
     Behaviour,
@@ -33,7 +32,9 @@ from tests.methods.worlds import (
     NOTED,
     SHOP,
     by_place,
+    collect,
     episode_of,
+    icrl,
     maze,
     maze_ids,
     maze_text,
@@ -43,15 +44,6 @@ from tests.methods.worlds import (
     stage_of,
     warm_engine,
 )
-
-
-def icrl(**settings: Any) -> ICRL:
-    return ICRL(ICRLSettings(**({"group_size": 3} | settings)))
-
-
-def collect(method: ICRL, stage: Stage, n: int = 2, split: Split = Split.TRAIN) -> list[Episode]:
-    return asyncio.run(method.collect(stage.env.tasks(split)[:n], stage))
-
 
 # ---------------------------------------------------------------------- collect, on a real model
 

@@ -17,10 +17,8 @@ from transformers import PreTrainedModel
 
 from inwit.engines import OptimizerSettings
 from inwit.engines.torch import TorchEngine
-from inwit.envs import Split
 from inwit.methods.grpo import GRPO, GRPOSettings
 from inwit.methods.icrl import ICRL, ICRLSettings
-from inwit.playing import Stage
 from inwit.rows import (
     Episode,
     Grade,
@@ -31,7 +29,9 @@ from inwit.rows import (
 from tests.engines.models import plain_logprobs
 from tests.methods.worlds import (
     CPU,
+    collect,
     episode_of,
+    icrl,
     maze,
     maze_model,
     maze_stage,
@@ -39,14 +39,6 @@ from tests.methods.worlds import (
 
 SMOOTH = OptimizerSettings(lr=0.05, eps=1.0, max_grad_norm=1e9)
 """No clipping of gradients, and an eps that keeps a rounding from becoming a whole step."""
-
-
-def icrl(**settings: Any) -> ICRL:
-    return ICRL(ICRLSettings(**({"group_size": 3} | settings)))
-
-
-def collect(method: ICRL, stage: Stage, n: int = 2, split: Split = Split.TRAIN) -> list[Episode]:
-    return asyncio.run(method.collect(stage.env.tasks(split)[:n], stage))
 
 
 # ---------------------------------------------------------------------- the objective, from Eq. 4

@@ -24,6 +24,7 @@ from inwit.engines import OptimizerSettings, Policy, Sampling
 from inwit.engines.torch import Loaded, TorchEngine, TorchSettings, load_model
 from inwit.envs import Env, EnvSettings, Play, Result, Split, Step, Task
 from inwit.envs.checkout import Checkout, CheckoutSettings
+from inwit.methods.icrl import ICRL, ICRLSettings
 from inwit.methods.sft import SFT, SFTSettings
 from inwit.playing import Actor, SamplingSettings, Stage
 from inwit.roles import CONDITIONS, Prompt, Renderer, load_prompt
@@ -355,3 +356,11 @@ def by_place(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
     found = {(row.episode, str(row.role), row.turn): row for row in rows}
     assert len(found) == len(rows), "two rows of one place"
     return found
+
+
+def icrl(**settings: Any) -> ICRL:
+    return ICRL(ICRLSettings(**({"group_size": 3} | settings)))
+
+
+def collect(method: ICRL, stage: Stage, n: int = 2, split: Split = Split.TRAIN) -> list[Episode]:
+    return asyncio.run(method.collect(stage.env.tasks(split)[:n], stage))
