@@ -247,7 +247,7 @@ def test_equal_cpu_seconds_are_compared_on_dev(copy, tmp_path, in_process):
         for cost in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
             assert found[cost] == last[cost]
     with pytest.raises(InwitError, match="never asks dev"):
-        Study.read(path, ["eval.every=0", "train.steps=1", "train={steps = 1}"])
+        Study.read(path, ["eval.every=0", "train={steps = 1}"])
 
 
 def test_without_a_warm_start_each_recipe_has_its_own_model(model, tmp_path, in_process):

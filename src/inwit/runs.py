@@ -88,6 +88,19 @@ class RunFolder:
             raise InwitError(f"'{path}' is not a run folder: it has no recipe.toml.", "Check it.")
         return cls(path)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process. Raises InwitError where another one holds it."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InwitError(
+                    f"Another process is writing to the run folder '{self.path}'.",
+                    "Wait for it, or stop it.",
+                ) from error
+            yield
+
     @property
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()

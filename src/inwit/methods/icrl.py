@@ -38,7 +38,7 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
 from inwit.envs import Task
 from inwit.methods.base import ExternalCritic, Method, PolicyGradientSettings
@@ -68,6 +68,10 @@ class ICRLSettings(PolicyGradientSettings):
     critique_when: Literal["failure", "always"] = "failure"
     rounds: int = Field(2, description="attempts in an episode, the first included")
     control: Literal["none", "shuffled", "random"] = "none"
+
+    @field_serializer("critic_sees")
+    def _in_order(self, sees: Condition) -> list[str]:
+        return sorted(sees)
 
     @model_validator(mode="after")
     def _sense(self) -> ICRLSettings:
