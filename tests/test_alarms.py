@@ -100,3 +100,10 @@ def test_parity_is_of_the_newest_step_and_of_exact_arithmetic_only():
 def test_two_alarms_at_once():
     found = alarms(history([8.0] * 5 + [1.0] * 5, parity=1.0), exact=True)
     assert set(found) == {"silent critic", "parity"}
+
+
+def test_weights_that_leave_little_in_effect():
+    """LESSONS 1: a collapse of the effective sample size is said while it happens."""
+    assert "effective sample" in alarms([{"effective_share": 0.05}], exact=True)
+    assert alarms([{"effective_share": 0.5}], exact=True) == {}
+    assert alarms([{"effective_share": None}], exact=True) == {}

@@ -19,6 +19,8 @@ from rich.console import Console
 from inwit import cli
 from inwit.console import Live
 from inwit.errors import InwitError
+from inwit.methods.base import ExternalCritic
+from inwit.recipe import load_recipe, parse_recipe
 from tests.conftest import RECIPES, ROOT, lines, run
 
 
@@ -305,6 +307,9 @@ def study(trained, model, tmp_path) -> tuple[Path, Path]:
         home = tmp_path / "out" / f"seed-{seed}"
         shutil.copytree(trained, home / "icrl")
         run("debug-grpo", home / "grpo", f"model.path={model}", f"seed={seed}")
+        for method in ("grpo", "icrl"):  # as the study would have run them
+            recipe = load_recipe(RECIPES / f"debug-{method}.toml", [f"seed={seed}"])
+            (home / method / "recipe.toml").write_text(recipe.as_toml(), encoding="utf-8")
     file = tmp_path / "study.toml"
     names = "".join(f'{m} = "{RECIPES}/debug-{m}.toml"\n' for m in ("grpo", "icrl"))
     file.write_text(f"[study]\nbudget = 200\ntarget = 0.8\n[methods]\n{names}", encoding="utf-8")
@@ -463,3 +468,21 @@ def test_a_terminal_shows_a_live_line():
     assert "my-run" in text
     assert "3/9" in text
     assert "dev 50.0%" in text
+
+
+# ---------------------------------------------------------------------- a frozen critic
+
+
+def test_a_frozen_critic_stays_what_the_run_began_from(tmp_path):
+    """Its run's model is the trained one; who criticises is the one before."""
+    data = {
+        "model": {"path": "embedded:checkout"},
+        "env": {"name": "checkout"},
+        "method": {"name": "icrl", "critic": "frozen"},
+        "train": {"steps": 1},
+    }
+    (tmp_path / "recipe.toml").write_text(parse_recipe(data, "x").as_toml(), encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    recipe = cli._recipe_of(str(tmp_path), None, None, [])
+    assert recipe.model.path == str(tmp_path / "model")
+    assert recipe.method.external_critic == ExternalCritic("embedded:checkout")

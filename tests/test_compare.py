@@ -299,6 +299,8 @@ def test_two_seeds_from_beginning_to_end(tmp_path):
 def test_one_method_has_nothing_to_differ_from(copy, tmp_path, in_process):
     path = study_file(tmp_path, methods={"grpo": str(RECIPES / "debug-grpo.toml")})
     shutil.copytree(copy / "seed-0", copy / "seed-1")
+    for file in (copy / "seed-1").rglob("recipe.toml"):
+        file.write_text(file.read_text("utf-8").replace("seed = 0\n", "seed = 1\n", 1), "utf-8")
     summary = compare(path, copy, [0, 1], [], jobs=1, tell=silent)
     assert in_process == []
     assert summary["differences"] == {}
@@ -306,6 +308,13 @@ def test_one_method_has_nothing_to_differ_from(copy, tmp_path, in_process):
 
 
 # ---------------------------------------------------------------------- what goes wrong
+
+
+def test_runs_of_other_settings_are_not_taken_for_this_studys(copy, in_process):
+    """A finished run is kept only if the recipe, as it is now, would make it again."""
+    with pytest.raises(InwitError, match=r"seed-0/warm' holds a run of another recipe: its \[opt"):
+        compare(STUDY, copy, [0], ["optimizer.lr=0.5"], jobs=1, tell=silent)
+    assert in_process == []
 
 
 def fails(text: str, code: int) -> property:

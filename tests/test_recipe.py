@@ -515,3 +515,10 @@ def test_a_file_that_holds_no_such_environment_is_refused(tmp_path, name, says):
     (tmp_path / "sums.py").write_text(ENV_FILE, encoding="utf-8")
     with pytest.raises(InwitError, match=says):
         parse_recipe(tables(env={"name": name.format(tmp_path)}), "my.toml")
+
+
+def test_coarse_weights_are_refused_for_full_fine_tuning():
+    """In bfloat16 a step of a usual learning rate rounds to nothing, silently."""
+    with pytest.raises(InwitError, match="bfloat16 weights are too coarse"):
+        parse_recipe(tables(engine={"dtype": "bfloat16"}), "my.toml")
+    parse_recipe(tables(engine={"dtype": "bfloat16", "lora": {"rank": 2}}), "my.toml")

@@ -256,3 +256,12 @@ def test_an_episode_is_written_with_all_that_was_said_and_trained():
         "logprobs": [-0.123457],
         "stop": "token",
     }
+
+
+def test_one_process_at_a_time_writes_to_a_run(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "seed = 0\n", 0)
+    other = RunFolder(folder.path)
+    with folder.locked(), pytest.raises(InwitError, match="Another process"), other.locked():
+        pass
+    with folder.locked():
+        pass

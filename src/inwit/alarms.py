@@ -8,6 +8,7 @@ from typing import Any
 WINDOW = 5
 SILENCE = 0.25
 PARITY = 1e-4
+EFFECTIVE = 0.1
 
 Line = Mapping[str, Any]
 
@@ -21,6 +22,7 @@ def alarms(history: Sequence[Line], *, exact: bool) -> dict[str, str]:
     found = {
         "silent critic": _silent_critic(history),
         "parity": _parity(history[-1]) if exact else None,
+        "effective sample": _effective(history[-1]),
     }
     return {kind: message for kind, message in found.items() if message}
 
@@ -38,6 +40,16 @@ def _silent_critic(history: Sequence[Line]) -> str | None:
         f"succeed at {success:.1%}. Lower method.length_penalty or raise method.delta_critic."
         if success is not None
         else f"the critic is falling silent: critiques shrank from {before:.1f} to {now:.1f}."
+    )
+
+
+def _effective(line: Line) -> str | None:
+    share = line.get("effective_share")
+    if share is None or share >= EFFECTIVE:
+        return None
+    return (
+        f"re-conditioning weights leave {share:.0%} of the revisions' tokens in effect: critiques "
+        "lead where the solver alone does not go. Lower method.w_max, or see weight_mean."
     )
 
 

@@ -257,6 +257,10 @@ def _recipe_of(source: str, env: str | None, model: str | None, overrides: list[
             raise InwitError(
                 f"The run '{source}' has no model yet.", "Wait for its end, or --model."
             )
+        recipe = load_recipe(path / "recipe.toml", sets)
+        if recipe.method.frozen_critic:  # the critic is what the run began from, not its end
+            start = f"method.critic_model={recipe.model.path}"
+            sets = ["method.critic=external", start, *sets]
         return load_recipe(path / "recipe.toml", [f"model.path={own}", *sets])
     if path.suffix == ".toml":
         return load_recipe(path, sets)

@@ -91,6 +91,23 @@ class Job:
     recipe: Path
     out: Path
     settings: tuple[str, ...]
+    from_warm: bool = False
+
+    def check(self) -> None:
+        """Raise InwitError where the folder holds a run of another recipe than this job's."""
+        file = self.out / "recipe.toml"
+        if not file.is_file():
+            return
+        wanted = load_recipe(self.recipe, self.settings).as_dict()
+        there = load_recipe(file).as_dict()
+        if self.from_warm:  # the study's folder may have been moved since
+            wanted["model"]["path"] = there["model"]["path"]
+        for section in wanted:
+            if there.get(section) != wanted[section]:
+                raise InwitError(
+                    f"'{self.out}' holds a run of another recipe: its [{section}] differs.",
+                    "Give another --out, or remove that folder.",
+                )
 
     def command(self) -> list[str]:
         sets = [part for setting in self.settings for part in ("--set", setting)]
@@ -116,7 +133,10 @@ def compare(
     """
     study = Study.read(path, settings)
     out.mkdir(parents=True, exist_ok=True)
-    for stage in _stages(study, path, out, seeds, settings):
+    stages = _stages(study, path, out, seeds, settings)
+    for job in (job for stage in stages for job in stage):
+        job.check()
+    for stage in stages:
         _run_all([job for job in stage if not RunFolder(job.out).finished], jobs, tell)
     folders = {m: [out / f"seed-{s}" / m for s in seeds] for m in study.methods}
     curves = {method: [_dev(f) for f in found] for method, found in folders.items()}
@@ -141,7 +161,8 @@ def _stages(
             warm.append(Job(f"{WARM} {seed}", path.parent / study.warm, home / WARM, shared))
             shared = (*shared, f"model.path={home / WARM / 'model'}")
         for method, recipe in study.methods.items():
-            rest.append(Job(f"{method} {seed}", path.parent / recipe, home / method, shared))
+            name, file = f"{method} {seed}", path.parent / recipe
+            rest.append(Job(name, file, home / method, shared, from_warm=bool(study.warm)))
     return [warm, rest]
 
 

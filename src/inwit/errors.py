@@ -24,6 +24,10 @@ class ForbiddenField(InwitError):
     """A prompt asked for something that its information condition does not allow it to show."""
 
 
+class TooLong(InwitError):
+    """A prompt leaves no room to answer within the context."""
+
+
 class GroupError(InwitError):
     """Rewards of different queries or roles were about to share one baseline."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ from inwit import seeding
 from inwit.engines import Policy, Sampling
 from inwit.engines.openai import ChatEndpoint
 from inwit.envs import Env, Play, Result, Step, Task
-from inwit.errors import InwitError
+from inwit.errors import TooLong
 from inwit.roles import Prompt, Renderer, View
 from inwit.rows import (
     Attempt,
@@ -28,6 +28,8 @@ from inwit.rows import (
     Sees,
     Turn,
 )
+
+T = TypeVar("T")
 
 OBSERVATION_SHOWN = 800
 """Characters of each observation that a critic is shown (as in the ICRL authors' code)."""
@@ -139,6 +141,14 @@ def _broken(error: Exception) -> Result:
     return Result.error(f"{type(error).__name__}: {error}")
 
 
+async def fitting(turn: Coroutine[Any, Any, T]) -> T | None:
+    """What is awaited, or None where its prompt leaves no room: nobody is credited for that."""
+    try:
+        return await turn
+    except TooLong:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where one step's episodes are played.
@@ -198,12 +208,7 @@ class Stage:
         name: object = "",
     ) -> list[Attempt]:
         prompt_ids = self.solver.renderer.prompt_ids(self.prompts[prompt], view)
-        if self._too_long(prompt_ids):
-            raise InwitError(
-                f"The {prompt} prompt of task {task.id} has {len(prompt_ids)} tokens: with "
-                f"{self.sampling.max_tokens} to sample, more than {self.sampling.max_context}.",
-                "Leave the task out, or change sampling.max_context or sampling.max_tokens.",
-            )
+        self._check_room(task, prompt, len(prompt_ids), self.sampling.max_tokens)
         names = (task.id, prompt, index, name)
         opening = self.solver.sampling(self.sampling.max_tokens, self.draw(*names))
         completions = await self.solver.policy.sample(prompt_ids, n, opening)
@@ -263,6 +268,21 @@ class Stage:
         tail = self.solver.renderer.continuation_ids(turn.completion, observation)
         return turn.prompt_ids + turn.completion.ids + tail
 
+    def check_question(self, task: Task) -> None:
+        """Raise TooLong where a task's question leaves no room for an answer."""
+        view = View(self.conditions["solver"], {Sees.QUESTION: task.question})
+        prompt_ids = self.solver.renderer.prompt_ids(self.prompts["solver"], view)
+        self._check_room(task, "solver", len(prompt_ids), self.sampling.max_tokens)
+
+    def _check_room(self, task: Task, prompt: str, tokens: int, answer: int) -> None:
+        limit = self.sampling.max_context
+        if limit is not None and tokens + answer > limit:
+            raise TooLong(
+                f"The {prompt} prompt of task {task.id} has {tokens} tokens: with {answer} to "
+                f"sample, more than {limit}.",
+                "Leave the task out, or change sampling.max_context or sampling.max_tokens.",
+            )
+
     def _too_long(self, prompt_ids: Ids) -> bool:
         limit = self.sampling.max_context
         return limit is not None and len(prompt_ids) + self.sampling.max_tokens > limit
@@ -281,6 +301,9 @@ class Stage:
                 Sees.REFERENCE: task.reference,
             },
         )
+        if isinstance(self.critic, Actor):
+            shown = self.critic.renderer.prompt_ids(self.prompts["critic"], view)
+            self._check_room(task, "critic", len(shown), self.sampling.critic_max_tokens)
         turn, text = await self.critic.say(
             self.prompts["critic"],
             view,

@@ -194,6 +194,12 @@ def _check_sense(recipe: Recipe, where: str) -> None:
             f"{where}: {recipe.method_name} needs demonstrations, and {recipe.env_name} has none.",
             "Use another environment (for questions, set env.solution), or another method.",
         )
+    if recipe.engine.dtype == "bfloat16" and recipe.engine.lora is None:
+        raise InwitError(
+            f"{where}: bfloat16 weights are too coarse for full fine-tuning: a step of a usual "
+            "learning rate rounds to nothing.",
+            "Add [engine.lora] (its adapters stay in float32), or use float32.",
+        )
     if recipe.optimizer.minibatches > recipe.train.queries:
         raise InwitError(
             f"{where}: optimizer.minibatches is {recipe.optimizer.minibatches}, but a step has "

@@ -11,12 +11,14 @@ summary.json    written last: a folder without it is not a finished run
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -91,7 +93,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process. Raises InwitError where another one holds it."""
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / "recipe.toml").open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from inwit import seeding
-from inwit.alarms import alarms
+from inwit.alarms import WINDOW, alarms
 from inwit.casting import Cast
 from inwit.engines import UpdateStats
 from inwit.envs import Split, Task
@@ -89,6 +90,10 @@ class Trainer:
                     f"The recipe evaluates on {split}, which has no tasks.",
                     "Hold some out (see [env]), or do not evaluate (see [eval]).",
                 )
+        stage = self.cast.stage("check")
+        for task in chain(self.train_tasks, *self.held_out.values()):
+            stage.check_question(task)
+        self._wall: dict[str, float] = {}  # of each phase, the last time
         self._order: tuple[int, list[int]] = (-1, [])
         self._history: list[Mapping[str, Any]] = []
 
@@ -141,7 +146,7 @@ class Trainer:
             stats = await self.engine.update(rows, objective, recipe.optimizer, recipe.train.steps)
         counters.step += 1
         line = self._measure(episodes, rows, stats, before)
-        self._history.append(line)
+        self._remember(line)
         raised = alarms(self._history, exact=recipe.engine.dtype == "float32")
         line["alarms"] = sorted(raised)
         self._write(folder, episodes, rows, stats, line)
@@ -169,6 +174,7 @@ class Trainer:
                 counters.step0_parity = stats.parity
             counters.worst_parity = max(stats.parity, counters.worst_parity or 0.0)
         spent = {f"seconds/{p}": counters.cpu_seconds[p] - before[p] for p in PHASES[:3]}
+        spent |= {f"seconds/{p}/wall": self._wall[p] for p in PHASES[:3]}
         return {
             "kind": "train",
             "step": counters.step,
@@ -193,13 +199,14 @@ class Trainer:
         every = self.recipe.train.episodes_every
         if not every or self.counters.step % every:
             return
+        text = self.cast.solver.renderer.tokenizer.decode
         trained: dict[str, dict[tuple[str, int], dict[str, object]]] = {}
         for i, row in enumerate(rows):
             of = trained.setdefault(row.episode, {}).setdefault((row.role, row.turn), {})
             of["advantage"] = max(row.advantages, key=abs, default=0.0)
             if i in stats.weights:
                 of["weights"] = [round(w, 4) for w in stats.weights[i]]
-        text = self.cast.solver.renderer.tokenizer.decode
+                of["tokens"] = [text([token]) for token in row.completion_ids]
         folder.append(
             "episodes.jsonl",
             (
@@ -210,6 +217,12 @@ class Trainer:
                 if e.attempts
             ),
         )
+
+    def _remember(self, line: Mapping[str, Any]) -> None:
+        """Keep the first lines and the last: what alarms compare."""
+        self._history.append(line)
+        if len(self._history) > 2 * WINDOW:
+            del self._history[WINDOW]
 
     def _check(self, line: Mapping[str, Any]) -> None:
         """Stop at what must not go on."""
@@ -258,11 +271,12 @@ class Trainer:
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
-        start = time.process_time()
+        cpu, wall = time.process_time(), time.monotonic()
         try:
             yield
         finally:
-            self.counters.cpu_seconds[phase] += time.process_time() - start
+            self.counters.cpu_seconds[phase] += time.process_time() - cpu
+            self._wall[phase] = time.monotonic() - wall
 
     # ------------------------------------------------------------------ evaluation
 
@@ -320,7 +334,10 @@ class Trainer:
                     "Delete it to resume from the one before.",
                 ) from error
         folder.truncate(self.counters.step if found else -1)
-        self._history = [line for line in folder.metrics() if line["kind"] == "train"]
+        self._history.clear()
+        for line in folder.metrics():
+            if line["kind"] == "train":
+                self._remember(line)
 
     def _summary(self, reason: str) -> dict[str, Any]:
         last = self._history[-1] if self._history else {}
@@ -343,7 +360,8 @@ def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:
     RunFolder.check_free(out)
     trainer = Trainer(recipe, progress)
     folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
-    return asyncio.run(trainer.run(folder))
+    with folder.locked():
+        return asyncio.run(trainer.run(folder))
 
 
 def resume(out: Path, progress: Progress) -> dict[str, Any]:
@@ -351,6 +369,7 @@ def resume(out: Path, progress: Progress) -> dict[str, Any]:
     folder = RunFolder.open(out)
     if folder.finished:
         raise InwitError(f"The run '{out}' is finished.", "Start another one with a new --out.")
-    trainer = Trainer(load_recipe(out / "recipe.toml"), progress)
-    trainer.resume(folder)
-    return asyncio.run(trainer.run(folder))
+    with folder.locked():
+        trainer = Trainer(load_recipe(out / "recipe.toml"), progress)
+        trainer.resume(folder)
+        return asyncio.run(trainer.run(folder))

@@ -16,6 +16,7 @@ from transformers import T5Config
 from inwit.engines.torch import load_model, loading
 from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.loading import digest
+from inwit.envs.checkout.shop import Shop
 from inwit.errors import InwitError
 from tests.engines.models import FAMILIES, model_of, plain_logits, tokenizer
 from tests.helpers import some_ids
@@ -222,3 +223,11 @@ def test_layers_that_are_not_attention_are_refused() -> None:
     model.config.layer_types = ["sliding_attention", "mamba", "full_attention"]
     with pytest.raises(InwitError, match="mamba"):
         Backbone(model)
+
+
+def test_the_embedded_model_speaks_of_the_shop_it_is_asked_for():
+    words = load_model("embedded:checkout@8").tokenizer.get_vocab()
+    assert set(Shop.from_seed(8).items) <= set(words)
+    assert set(words) != set(load_model("embedded:checkout").tokenizer.get_vocab())
+    with pytest.raises(InwitError, match="names no shop"):
+        load_model("embedded:checkout@home")

@@ -369,3 +369,29 @@ def test_a_frozen_policy_cannot_learn() -> None:
     scores = asyncio.run(policy.logprobs([row_of(prompt, c) for c in found]))
     for completion, score in zip(found, scores, strict=True):
         assert completion.logprobs == pytest.approx(score, abs=1e-4)
+
+
+# ---------------------------------------------------------------------- the cache's memory
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 40])
+def test_the_cache_holds_no_more_tokens_than_it_may(tokens):
+    """Sequences wait for room, one always goes on, and the samples are the same as ever."""
+    requests = [(some_ids(4 + i, seed=i), 3, Sampling(6, STOPS, 1.0, seed=i)) for i in range(4)]
+    free, _ = sampler()
+    backbone = Watched(model_of("qwen3").requires_grad_(False))
+    tight = Sampler(backbone, 16, cache_tokens=tokens)
+    assert [ids_of(c) for c in run(tight, *requests)] == [ids_of(c) for c in run(free, *requests)]
+    most = max(rows for rows, width in backbone.shapes if width == 1)
+    assert most <= max(1, tokens // 10)  # the shortest may come to need 10 tokens
+    assert (most > 1) == (tokens > 1)
+
+
+def test_released_memory_is_allocated_anew():
+    made, _ = sampler()
+    request = (some_ids(5, seed=1), 2, Sampling(6, STOPS, 1.0, seed=1))
+    before = run(made, request)
+    assert made._cache.layers
+    made.release()
+    assert not made._cache.layers
+    assert [ids_of(c) for c in run(made, request)] == [ids_of(c) for c in before]

@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks: distinct questions, seeded splits, its own scorers."""
+"""reasoning-gym's tasks: distinct questions, seeded splits, one right answer each."""
 
 from __future__ import annotations
 
@@ -81,19 +81,6 @@ def test_answers_are_scored_right_and_wrong():
 
 
 @installed
-def test_the_datasets_own_scorer_decides_what_words_cannot():
-    """Of a puzzle with several solutions, another one than the reference is right too."""
-    env = make(dataset="countdown", config={}, size=40)
-    task = env.tasks(Split.TRAIN)[0]
-    assert grade(env, task.reference) is Grade.RIGHT
-    assert grade(env, f"Answer: ({task.reference})") is Grade.RIGHT
-    assert grade(env, f"Answer: {task.reference} + 1") is Grade.WRONG
-    for operator, other in ("+-", "-+", "*+"):  # the same numbers, and not the same formula
-        if operator in task.reference:
-            assert grade(env, task.reference.replace(operator, other)) is Grade.WRONG
-
-
-@installed
 def test_an_unknown_dataset_is_told_its_nearest():
     with pytest.raises(InwitError, match=r"no dataset 'produkts'\.\n.*'products'"):
         make(dataset="produkts")
@@ -121,3 +108,17 @@ def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InwitError, match=r"pip install 'inwit\[gym\]'"):
         make()
+
+
+@installed
+@pytest.mark.parametrize("dataset", ["countdown", "simple_integration", "puzzle24"])
+def test_datasets_whose_scorers_evaluate_answers_are_refused(dataset):
+    """LESSONS 23: what could hang or run a model's output never gets to."""
+    with pytest.raises(InwitError, match="not safe to run"):
+        make(dataset=dataset, config={})
+
+
+@installed
+def test_an_answer_that_is_code_is_only_text(capsys):
+    assert grade(make(), "Answer: print('run')") is Grade.WRONG
+    assert "run" not in capsys.readouterr().out

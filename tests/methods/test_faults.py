@@ -9,14 +9,17 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from inwit.casting import Cast
 from inwit.envs import Play, Result, Split, Step, Task
 from inwit.errors import InwitError
-from inwit.methods.icrl import Session, shuffled
+from inwit.evaluation.protocols import critique
+from inwit.methods.icrl import ICRLSettings, Session, shuffled
 from inwit.playing import Guarded
-from inwit.recipe import parse_recipe
+from inwit.recipe import Recipe, parse_recipe
 from inwit.rows import Completion, Critique, Grade, Role, Stop, Turn
+from inwit.train import Trainer
 
 
 class Shaky(Play):
@@ -130,3 +133,47 @@ def test_a_shuffled_critique_is_always_another_querys(sizes: list[int]) -> None:
 def test_alone_a_query_gets_no_stand_in() -> None:
     assert shuffled(said_of([3]), Random(0)) == []
     assert shuffled([], Random(0)) == []
+
+
+# ---------------------------------------------------------------------- prompts without room
+
+
+def recipe_of(**sampling: int) -> Recipe:
+    data = {
+        "model": {"path": "embedded:checkout"},
+        "env": {"name": "checkout", "train": 4, "dev": 2, "test": 2},
+        "method": {"name": "icrl", "group_size": 2},
+        "sampling": {"max_tokens": 7, "critic_max_tokens": 7, **sampling},
+        "train": {"steps": 1},
+    }
+    return parse_recipe(data, "test")
+
+
+def test_a_critique_that_does_not_fit_is_left_out() -> None:
+    """A question of 8 tokens fits 20 with its answer; a critic's prompt of 16 does not."""
+    players = Cast.of(recipe_of(max_context=20))
+    tasks = players.recipe.env.tasks(Split.DEV)
+    episodes = asyncio.run(players.recipe.method.collect(tasks, players.stage("s")))
+    assert len(episodes) == 4
+    assert all(e.critiques == () and e.revisions == () for e in episodes)
+    measured, _ = asyncio.run(critique(tasks, players.stage("e")))
+    assert (measured.first.n, measured.revision) == (2, None)
+
+
+def test_questions_that_do_not_fit_are_refused_before_work_starts() -> None:
+    with pytest.raises(InwitError, match="solver prompt of task train-0 has 8 tokens"):
+        Trainer(recipe_of(max_context=14), Quiet())
+
+
+class Quiet:
+    def step(self, *_: object) -> None: ...
+    def evaluated(self, *_: object) -> None: ...
+    def alarm(self, *_: object) -> None: ...
+
+
+def test_one_critique_a_query_teaches_a_critic_nothing() -> None:
+    """LESSONS 8: a group of one has no baseline; where all would be, that is said at once."""
+    for settings in ({"critiques_per_query": 1}, {"group_size": 1}):
+        with pytest.raises(ValidationError, match="has no baseline"):
+            ICRLSettings(**settings)
+        ICRLSettings(**settings, critic="frozen")

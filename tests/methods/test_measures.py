@@ -41,6 +41,7 @@ def test_a_step_by_hand():
         "critic/tokens": 3.0,
         "critic/size": 2.0,
         "critic/count": 3,
+        "critic/truncated": 0.0,
         "survivors": pytest.approx(3 / 5),
         "truncated": 0.0,
         "errors": 1,

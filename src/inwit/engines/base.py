@@ -71,7 +71,7 @@ class UpdateStats:
             sampled by this policy under the prompt they are trained under, before the update;
             None where there are none.
         effective_share: effective sample size over the number of re-conditioned tokens.
-        tokens: tokens that the learner's passes read, prompts included.
+        tokens: tokens that the passes with a gradient read, prompts included.
         rows, rows_trained: rows given, and those that had any advantage.
         weights: per token, for each re-conditioned row that was trained, by its index in `rows`.
     """

@@ -111,13 +111,10 @@ class Env(ABC):
     Attributes:
         prompts: folder of prompt texts that go before the built-in ones, if any.
         max_turns: the most generations in one attempt.
-        in_process: True where `step` never waits for anything outside this process; then a seed
-            fixes a run bit for bit, because nothing depends on who answers first.
     """
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
     prompts: ClassVar[Path | None] = None
-    in_process: ClassVar[bool] = True
     max_turns: int = 1
 
     def __init__(self, settings: EnvSettings) -> None:

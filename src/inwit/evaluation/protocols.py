@@ -9,7 +9,7 @@ from typing import Any
 
 from inwit.envs import Task
 from inwit.evaluation.statistics import wilson
-from inwit.playing import Stage
+from inwit.playing import Stage, fitting
 from inwit.rows import Attempt, Episode, Grade
 
 
@@ -71,8 +71,10 @@ async def critique(tasks: Sequence[Task], stage: Stage) -> tuple[Measured, list[
         [first] = await stage.first_attempts(task, 1)
         if first.grade is not Grade.WRONG:
             return Episode(stage.episode_id(task, 0), task.id, (first,))
-        said = await stage.criticise(task, first, 0, 0)
-        revision = await stage.revise(task, said, 1, 0)
+        said = await fitting(stage.criticise(task, first, 0, 0))
+        revision = await fitting(stage.revise(task, said, 1, 0)) if said else None
+        if said is None or revision is None:  # no room for it: a failure that stays one
+            return Episode(stage.episode_id(task, 0), task.id, (first,))
         return Episode(stage.episode_id(task, 0), task.id, (first, revision), (said,))
 
     episodes = list(await asyncio.gather(*(one(task) for task in tasks)))

@@ -20,7 +20,8 @@ prompt that the row is trained under                                            
 Decided where the paper is silent, or where it pays: of a query's failed attempts
 `critiques_per_query` (2, drawn at random) are criticised, where the paper criticises all; delta is
 set by role, since a tiny one blows a mere difference of length among failed critiques up to a full
-advantage, and the critic falls silent; an attempt whose grading broke takes its critique with it.
+advantage, and the critic falls silent; an attempt whose grading broke takes its critique with it;
+a critique or revision whose prompt would not fit the model's context is not made.
 
 Ablations, each a switch: `weight`, `w_max`, `groups = "pooled"`, `critic = "frozen"` or
 `"external"`, `critiques_per_query`, `critique_when = "always"`, `rounds`. Controls for "was it the
@@ -31,6 +32,7 @@ of another query, `"random"` random tokens; nobody trains the critic then.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +48,7 @@ from inwit.methods.crediting import check_groups, critic_row, solver_row
 from inwit.objectives import Objective, Weighting, by_group, group_normalised
 from inwit.objectives.advantages import Baseline
 from inwit.objectives.ratios import WeightKind
-from inwit.playing import Stage
+from inwit.playing import Stage, fitting
 from inwit.roles import CONDITIONS, CRITIC_SEES
 from inwit.rows import Attempt, Condition, Critique, Episode, Grade, GroupKey, Role, Row, Sees
 
@@ -69,7 +71,7 @@ class ICRLSettings(PolicyGradientSettings):
     rounds: int = Field(2, description="attempts in an episode, the first included")
     control: Literal["none", "shuffled", "random"] = "none"
 
-    @field_serializer("critic_sees")
+    @field_serializer("critic_sees", when_used="json")
     def _in_order(self, sees: Condition) -> list[str]:
         return sorted(sees)
 
@@ -79,6 +81,13 @@ class ICRLSettings(PolicyGradientSettings):
             raise ValueError("rounds must be at least 2 (with 1 nothing is revised: use grpo)")
         if isinstance(self.critiques_per_query, int) and self.critiques_per_query < 1:
             raise ValueError("critiques_per_query must be at least 1, or 'all'")
+        most = min(self.group_size, _number(self.critiques_per_query)) * (self.rounds - 1)
+        learns = self.critic == "policy" and self.control == "none" and self.groups == "role"
+        if learns and most < 2:
+            raise ValueError(
+                "with one critique a query the critic's group has no baseline, and the critic "
+                "learns nothing: raise critiques_per_query and group_size, or freeze the critic"
+            )
         if (self.critic == "external") != (self.critic_model is not None):
             raise ValueError("critic_model is to be set if, and only if, critic = 'external'")
         if self.critic_url is not None and self.critic_model is None:
@@ -91,6 +100,10 @@ class ICRLSettings(PolicyGradientSettings):
         if Sees.CRITIQUE in self.critic_sees or Sees.ATTEMPT not in self.critic_sees:
             raise ValueError("critic_sees must hold 'attempt', and cannot hold 'critique'")
         return self
+
+
+def _number(limit: int | Literal["all"]) -> float:
+    return math.inf if limit == "all" else limit
 
 
 @dataclass(slots=True)
@@ -143,15 +156,20 @@ class ICRL(Method):
         for round_ in range(1, self.settings.rounds):
             chosen = [s for sessions in queries for s in self._choose(sessions, stage, round_)]
             critiques = await asyncio.gather(
-                *(stage.criticise(s.task, s.attempts[-1], round_ - 1, s.sample) for s in chosen)
+                *(
+                    fitting(stage.criticise(s.task, s.attempts[-1], round_ - 1, s.sample))
+                    for s in chosen
+                )
             )
-            shown = self._controlled(list(zip(chosen, critiques, strict=True)), stage, round_)
+            said = [(s, c) for s, c in zip(chosen, critiques, strict=True) if c is not None]
+            shown = self._controlled(said, stage, round_)
             revisions = await asyncio.gather(
-                *(stage.revise(s.task, critique, round_, s.sample) for s, critique in shown)
+                *(fitting(stage.revise(s.task, c, round_, s.sample)) for s, c in shown)
             )
             for (session, critique), revision in zip(shown, revisions, strict=True):
                 session.critiques.append(critique)
-                session.attempts.append(revision)
+                if revision is not None:
+                    session.attempts.append(revision)
         return [
             Episode(
                 stage.episode_id(s.task, s.sample), s.task.id, tuple(s.attempts), tuple(s.critiques)

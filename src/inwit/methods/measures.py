@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from inwit.rows import Episode, Grade, Role, Row
+from inwit.rows import Episode, Grade, Role, Row, Stop
 
 Measures = dict[str, float | int | None]
 
@@ -51,6 +51,7 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         ),
         "critic/size": mean(c.size for c in critiques),
         "critic/count": len(critiques),
+        "critic/truncated": share(c.turn.completion.stop is Stop.LENGTH for c in critiques),
         "survivors": share(bool(e.critiques) for e in played),
         "truncated": share(a.truncated for a in attempts),
         "errors": len(attempts) - len(sound),

