@@ -293,16 +293,15 @@ def _tell(message: str) -> None:
 def _comparison(run: dict[str, Any], budget: int, target: float | None) -> Table:
     from inwit.compare import target_key
 
-    reach = f"to {target:.0%}: tokens" if target else "to target"
-    heads = ("method", "accuracy", "95% interval", "N", "CPU-s", reach, "CPU-s ", "gain", "mean w")
+    reach = f"to {target:.0%}" if target else "to target"
+    heads = ("method", "accuracy, 95%", "N", "CPU-s", reach, "CPU-s ", "gain", "w")
     table = Table(*heads, title=f"seed {run['seed']}, at {budget:,} sampled tokens")
     for name, m in run["methods"].items():
         cost = m[target_key(target)]
         gain, weight = m.get("critic_gain"), m.get("mean_weight")
         table.add_row(
             name,
-            f"{m['accuracy']:.1%}",
-            "[{:.1%}, {:.1%}]".format(*m["ci"]),
+            f"{m['accuracy']:.1%} [{100 * m['ci'][0]:.1f}, {100 * m['ci'][1]:.1f}]",
             str(m["n"]),
             f"{m['cpu_seconds']:.0f}",
             f"{cost['sampled_tokens']:,}" if cost else "not reached",
