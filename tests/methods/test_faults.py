@@ -135,14 +135,28 @@ def test_alone_a_query_gets_no_stand_in() -> None:
     assert shuffled([], Random(0)) == []
 
 
+def test_a_critique_that_nobody_is_shown_still_cost_its_tokens() -> None:
+    """Alone in its step, a query has no other's critique to be shown: no revision, but the bill."""
+    data = {"name": "icrl", "group_size": 2, "control": "shuffled"}
+    players = Cast.of(recipe_of(method=data))
+    [task, *_] = players.recipe.env.tasks(Split.DEV)
+    episodes = asyncio.run(players.recipe.method.collect([task], players.stage("s")))
+    assert [len(e.critiques) for e in episodes] == [1, 1]
+    assert all(e.revisions == () and e.corrections == () for e in episodes)
+    for episode in episodes:
+        [said] = episode.critiques
+        critic = len(said.turn.completion.ids)
+        assert episode.sampled_tokens == episode.first.sampled_tokens + critic > critic
+
+
 # ---------------------------------------------------------------------- prompts without room
 
 
-def recipe_of(**sampling: int) -> Recipe:
+def recipe_of(method: dict[str, object] | None = None, **sampling: int) -> Recipe:
     data = {
         "model": {"path": "embedded:checkout"},
         "env": {"name": "checkout", "train": 4, "dev": 2, "test": 2},
-        "method": {"name": "icrl", "group_size": 2},
+        "method": method or {"name": "icrl", "group_size": 2},
         "sampling": {"max_tokens": 7, "critic_max_tokens": 7, **sampling},
         "train": {"steps": 1},
     }

@@ -166,7 +166,9 @@ class ICRL(Method):
             revisions = await asyncio.gather(
                 *(fitting(stage.revise(s.task, c, round_, s.sample)) for s, c in shown)
             )
-            for (session, critique), revision in zip(shown, revisions, strict=True):
+            made = {id(s): (c, r) for (s, c), r in zip(shown, revisions, strict=True)}
+            for session, critique in said:
+                critique, revision = made.get(id(session), (critique, None))
                 session.critiques.append(critique)
                 if revision is not None:
                     session.attempts.append(revision)
