@@ -1,65 +1,148 @@
 """An OpenAI-compatible chat endpoint: text in, text out. It samples, and never learns.
 
-The key is read from the environment only (`INWIT_API_KEY`, else `OPENAI_API_KEY`), and is sent to
-the endpoint and nowhere else.
+The key is read from the environment only (`INWIT_API_KEY`, else `OPENAI_API_KEY`), is sent as a
+header to the endpoint and nowhere else, and is masked in whatever the endpoint says about it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from inwit.errors import InwitError
 from inwit.rows import Stop
 
 KEYS = ("INWIT_API_KEY", "OPENAI_API_KEY")
-RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+PASSING = {408, 409, 425, 429}
+"""Answers that may be others the next time, beside all of 500 and above."""
+
+LONGEST_PAUSE = 30.0
+SHOWN = 200
+"""Characters of an answer that an error shows."""
+
+FIXES = {
+    401: f"Set the endpoint's key in {KEYS[0]}.",
+    403: f"Check what the key in {KEYS[0]} is allowed.",
+    404: "Check the model's name, and the address: it ends on /v1 as a rule.",
+}
+OURS = {
+    *("model", "messages", "max_tokens", "temperature", "seed"),
+    *("n", "stream", "logprobs", "top_logprobs"),
+}
+"""What a request says about these is not the settings' to change."""
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class EndpointError(InwitError):
+    """An endpoint cannot be used, or answers as none should."""
+
+
+class Unanswered(EndpointError):
+    """A request that failed in passing, through all its tries. The next one may not."""
+
+
+class BudgetSpent(EndpointError):
+    """What is left of the token budget does not cover a request. It was not sent."""
+
+
+def _address(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise ValueError("the url is malformed: write it like http://localhost:8000/v1") from None
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise ValueError(
+            "the url holds more than a host and a path, all of which would be written down with "
+            f"the run: put the key into the environment, as {KEYS[0]}"
+        )
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(
+            f"'{url}' is not the address of an endpoint: begin it with http:// or https://"
+        )
+    return url.rstrip("/")
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""The root of an API, such as `http://localhost:8000/v1`."""
+
+
+class OpenAISettings(BaseModel):
+    """Where a model answers, and how it is asked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: Literal["openai"] = "openai"
+    url: Address = Field(description="the API's root, such as http://localhost:8000/v1")
+    at_once: int = Field(16, ge=1, description="most requests under way")
+    timeout: float = Field(120.0, gt=0, description="seconds for one try of a request")
+    tries: int = Field(6, ge=1, description="of a request that fails in passing")
+    pause: float = Field(
+        0.5, ge=0, description=f"seconds before the second try; doubled, up to {LONGEST_PAUSE:g}"
+    )
+    budget: int | None = Field(
+        None, ge=0, description="tokens, prompts included, after which nothing more is asked"
+    )
+    extra: dict[str, Any] = Field(
+        {}, description="added to every request, such as chat_template_kwargs"
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        if clash := sorted(OURS & extra.keys()):
+            raise ValueError(f"extra may not set {', '.join(clash)}: each request does")
+        return extra
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an endpoint answered. `tokens` is its own count, None where it gives none."""
+    """What an endpoint answered. The counts are its own, None where it gives none."""
 
     text: str
+    prompt_tokens: int | None
     tokens: int | None
     stop: Stop
 
 
 class ChatEndpoint:
-    """Asks a chat endpoint, a bounded number of times at once, again after passing faults.
+    """Asks a model a bounded number of questions at once, again after passing faults.
+
+    It may serve several event loops, each over connections of its own; `aclose` ends those of the
+    loop that it is called in.
 
     Args:
-        url: the API's root, such as `http://localhost:8000/v1`.
         model: the name that the endpoint knows the model by.
-        at_once: most requests under way.
-        timeout: seconds for one request.
-        tries: of a request that fails in passing (refused, timed out, 429, 5xx).
-        pause: seconds before the second try; doubled for each further one.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        at_once: int = 16,
-        timeout: float = 120.0,
-        tries: int = 6,
-        pause: float = 0.5,
-    ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InwitError(f"'{url}' is not the address of an endpoint.", "Begin it with http.")
-        self._url = url.rstrip("/") + "/chat/completions"
+    def __init__(self, settings: OpenAISettings, model: str) -> None:
+        self.settings = settings
         self.model = model
-        self._gate = asyncio.Semaphore(at_once)  # binds to the loop that first waits for it
-        self._timeout = timeout
-        self._tries = tries
-        self._pause = pause
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._spent = 0
+        self._reserved = 0
+
+    @property
+    def spent(self) -> int:
+        """Tokens of all answered requests, prompts included, estimated where none were counted."""
+        return self._spent
 
     async def chat(
         self,
@@ -68,66 +151,230 @@ class ChatEndpoint:
         max_tokens: int,
         temperature: float,
         seed: int,
+        continue_last: bool = False,
     ) -> Reply:
         """One reply to (speaker, text) messages.
 
+        Args:
+            continue_last: the last message is an assistant's, unfinished, which the model goes on
+                with. Not every endpoint can; one that says so raises EndpointError.
+
         Raises:
-            InwitError: the endpoint refused, stayed away through all tries, or did not answer as
-                an OpenAI-compatible one does.
+            BudgetSpent: the request does not fit into the budget.
+            Unanswered: it failed in passing, through all tries.
+            EndpointError: the endpoint refused, or is not an OpenAI-compatible one.
         """
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": speaker, "content": text} for speaker, text in messages],
             "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": seed % (1 << 31),
         }
-        key = next((os.environ[k] for k in KEYS if os.environ.get(k)), None)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with self._gate:
-            return _read(await self._post(body, headers), self._url)
+        if continue_last:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        async with self._line().gate:
+            with self._reservation(max_tokens):
+                answer = await self._ask("/chat/completions", _Answer, body | self.settings.extra)
+            reply = answer.reply()
+            sampled = max_tokens if reply.tokens is None else reply.tokens
+            guess = sum(len(text) for _, text in messages) // 4
+            self._spent += sampled + (guess if reply.prompt_tokens is None else reply.prompt_tokens)
+        return reply
 
-    async def check(self) -> None:
-        """Ask for one token. Raises InwitError where the endpoint cannot be used."""
-        await self.chat([("user", "ping")], max_tokens=1, temperature=1.0, seed=0)
+    async def models(self) -> list[str]:
+        """The names of the models that answer here. Raises EndpointError where none are told."""
+        async with self._line().gate:
+            return [model.id for model in (await self._ask("/models", _Models)).data]
 
-    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
-        fault = ""
-        async with httpx.AsyncClient(timeout=self._timeout) as client:
-            for attempt in range(self._tries):
-                if attempt:
-                    await asyncio.sleep(self._pause * 2 ** (attempt - 1))
-                try:
-                    response = await client.post(self._url, json=body, headers=headers)
-                except httpx.TransportError as error:
-                    fault = f"{type(error).__name__} {error}".strip()
-                    continue
-                if response.status_code not in RETRIED:
-                    return response
-                fault = f"HTTP {response.status_code}"
-        raise InwitError(
-            f"The endpoint {self._url} did not answer in {self._tries} tries: {fault}.",
+    async def check(self, question: str = "ping") -> None:
+        """Ask for one token, and hang up. Raises EndpointError where the endpoint is of no use."""
+        try:
+            await self.chat([("user", question)], max_tokens=1, temperature=1.0, seed=0)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End this event loop's connections. The next request opens new ones."""
+        if line := self._lines.pop(asyncio.get_running_loop(), None):
+            await line.client.aclose()
+
+    def _line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            alive = {k: line for k, line in self._lines.items() if not k.is_closed()}
+            self._lines = alive | {loop: _Line.of(self.settings.at_once)}
+        return self._lines[loop]
+
+    @contextmanager
+    def _reservation(self, tokens: int) -> Iterator[None]:
+        budget, taken = self.settings.budget, self._spent + self._reserved
+        if budget is not None and taken + tokens > budget:
+            raise BudgetSpent(
+                f"The budget of {budget} tokens does not cover {tokens} more: {self._spent} are "
+                f"spent, and {self._reserved} set aside for requests under way.",
+                "Raise the budget, or ask for less.",
+            )
+        self._reserved += tokens
+        try:
+            yield
+        finally:
+            self._reserved -= tokens
+
+    async def _ask(self, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
+        """An answer of this shape, after as many tries as it takes and is allowed."""
+        s = self.settings
+        fault = _Passing("")
+        for attempt in range(s.tries):
+            if attempt:
+                backoff = min(s.pause * 2 ** (attempt - 1), LONGEST_PAUSE)
+                await asyncio.sleep(max(backoff, min(fault.wait, s.timeout)))
+            try:
+                return await self._try(s.url + path, shape, body)
+            except _Passing as passing:
+                fault = passing
+        raise Unanswered(
+            f"The endpoint {s.url + path} did not answer in {s.tries} tries: {fault}.",
             "Check that it runs and what load it allows.",
         )
 
+    async def _try(self, url: str, shape: type[T], body: dict[str, Any] | None) -> T:
+        key = _key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        method = "GET" if body is None else "POST"
+        client = self._line().client
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                response = await client.request(method, url, json=body, headers=headers)
+        except TimeoutError:
+            raise _Passing(f"nothing within {self.settings.timeout:g} s") from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            fault = f"{type(error).__name__} {error}".strip()
+            raise _Passing(_masked(fault, key)) from None
+        return _read(response, shape, url, _masked(response.text, key)[:SHOWN])
 
-def _read(response: httpx.Response, url: str) -> Reply:
-    if response.status_code != 200:
-        raise InwitError(
-            f"The endpoint {url} answered HTTP {response.status_code}: {response.text[:200]!r}.",
-            f"Check the address, the model's name, and the key in {KEYS[0]}.",
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What belongs to one event loop: connections, and the gate that bounds their number."""
+
+    client: httpx.AsyncClient
+    gate: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, at_once: int) -> _Line:
+        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+        return cls(httpx.AsyncClient(timeout=None, limits=limits), asyncio.Semaphore(at_once))
+
+
+class _Passing(Exception):
+    """A fault that the next try may not meet; `wait` is how long the server wants to be let be."""
+
+    def __init__(self, fault: str, wait: float = 0.0) -> None:
+        super().__init__(fault)
+        self.wait = wait
+
+
+# ---------------------------------------------------------------------- reading answers
+
+
+class _Part(BaseModel):
+    type: str
+    text: str = ""
+
+
+class _Message(BaseModel):
+    content: str | list[_Part] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> _Choice:
+        if self.message.content is None and self.finish_reason is None:
+            raise ValueError("neither a text nor a reason why there is none")
+        return self
+
+
+class _Answer(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: Any = None
+
+    def reply(self) -> Reply:
+        """A message without a text, such as a reasoning model's cut off, has an empty one."""
+        choice = self.choices[0]
+        content = choice.message.content or ""
+        if isinstance(content, list):
+            content = "".join(part.text for part in content if part.type == "text")
+        stop = Stop.LENGTH if choice.finish_reason == "length" else Stop.TOKEN
+        return Reply(content, self._count("prompt_tokens"), self._count("completion_tokens"), stop)
+
+    def _count(self, name: str) -> int | None:
+        count = self.usage.get(name) if isinstance(self.usage, dict) else None
+        return count if type(count) is int and count >= 0 else None
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+def _read(response: httpx.Response, shape: type[T], url: str, shown: str) -> T:
+    """What was answered; `shown` is the part of it that errors may show."""
+    status = response.status_code
+    if status in PASSING or status >= 500:
+        raise _Passing(f"HTTP {status} {shown!r}", _retry_after(response))
+    if status != 200:
+        raise EndpointError(
+            f"The endpoint {url} answered HTTP {status}: {shown!r}.",
+            FIXES.get(status, "Check the address, the model's name, and settings such as `extra`."),
         )
     try:
-        answer = response.json()
-        choice = answer["choices"][0]
-        text = choice["message"]["content"]
-        if not isinstance(text, str):
-            raise TypeError("its message has no text")
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise InwitError(
-            f"The endpoint {url} did not answer as an OpenAI-compatible one: "
-            f"{response.text[:200]!r}.",
-            "Give the API's root, which ends on /v1 as a rule.",
-        ) from error
-    stop = Stop.LENGTH if choice.get("finish_reason") == "length" else Stop.TOKEN
-    return Reply(text, (answer.get("usage") or {}).get("completion_tokens"), stop)
+        return shape.model_validate_json(response.content)
+    except ValidationError as error:
+        begun = response.content.lstrip()[:1] in (b"", b"{")
+        if begun and error.errors()[0]["type"] == "json_invalid":
+            raise _Passing(f"its answer was cut off after {len(response.content)} bytes") from None
+    raise EndpointError(
+        f"The endpoint {url} did not answer as an OpenAI-compatible one: {shown!r}.",
+        "Give the API's root, which ends on /v1 as a rule.",
+    )
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds until a busy server wants to be asked again; 0 where it does not say."""
+    wish = response.headers.get("Retry-After", "")
+    if response.status_code not in (429, 503) or not wish:
+        return 0.0
+    try:
+        return max(0.0, float(wish))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(wish).timestamp() - time.time())
+    except ValueError:
+        return 0.0
+
+
+# ---------------------------------------------------------------------- the key
+
+
+def _key() -> str | None:
+    """The key, if there is one. Raises EndpointError, without it, where no header can hold it."""
+    for name in KEYS:
+        if key := os.environ.get(name, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise EndpointError(
+                    f"The key in {name} has characters that no header can hold.", "Set it again."
+                )
+            return key
+    return None
+
+
+def _masked(text: str, key: str | None) -> str:
+    return text.replace(key, "***") if key else text
