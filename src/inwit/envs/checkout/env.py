@@ -25,15 +25,20 @@ class CheckoutSettings(EnvSettings):
     slip: tuple[float, float] = Field((0.6, 0.9), description="how often an old price is believed")
     share_solver: float = Field(0.30, ge=0, le=1, description="plain answers")
     share_revision: float = Field(0.35, ge=0, le=1, description="answers that follow a note")
+    share_again: float = Field(0.0, ge=0, le=1, description="second answers after a first one")
     note_right: float = Field(0.80, ge=0, le=1, description="a note's price is the true one")
     mark_wrong: float = Field(0.80, ge=0, le=1, description="a critic marks a wrong line")
     mark_right: float = Field(0.20, ge=0, le=1, description="a critic marks a right line")
     mark_true: float = Field(0.85, ge=0, le=1, description="a mark names the true price")
+    mend: float = Field(0.35, ge=0, le=1, description="a second answer mends a wrong line")
+    spoil: float = Field(0.12, ge=0, le=1, description="a second answer spoils a right line")
 
     @model_validator(mode="after")
     def _shares(self) -> CheckoutSettings:
-        if self.share_solver + self.share_revision > 1:
-            raise ValueError("share_solver + share_revision is over 1; the rest are critiques")
+        if self.share_solver + self.share_revision + self.share_again > 1:
+            raise ValueError(
+                "share_solver + share_revision + share_again is over 1; the rest are critiques"
+            )
         if not 0 <= self.slip[0] <= self.slip[1] <= 1:
             raise ValueError("slip must be two rates in rising order, each from 0 to 1")
         if (asked := self.train + self.dev + self.test) > (sets := comb(N_ITEMS, self.basket)):
@@ -48,6 +53,7 @@ class Checkout(AnswerEnv):
 
     Settings = CheckoutSettings
     prompts = Path(__file__).parent / "prompts"
+    marker = "Again:"
     settings: CheckoutSettings
 
     def __init__(self, settings: CheckoutSettings) -> None:
@@ -70,7 +76,12 @@ class Checkout(AnswerEnv):
         ]
 
     def grade(self, task: Task, answer: str) -> Result:
-        return Result.of(answer.split() == task.reference.split())
+        return Result.of(self.answer_of(task, answer) == task.reference)
+
+    def answer_of(self, task: Task, text: str) -> str:
+        """The totals; those that the text itself thinks better of (`Again:`) do not count."""
+        del task
+        return " ".join(text.rpartition(self.marker)[2].split())
 
     def critique_size(self, text: str, tokens: int) -> float:
         """The marks that a note makes; `ok` is free."""
@@ -97,6 +108,8 @@ class Checkout(AnswerEnv):
             return Demonstration("revision", fields, write(self._recall(r, basket, note)))
         attempt = self._recall(r, basket)
         fields = {"question": question, "attempt": write(attempt)}
+        if kind < s.share_solver + s.share_revision + s.share_again:
+            return Demonstration("again", fields, write(self._think_again(r, basket, attempt)))
         return Demonstration("critic", fields, marks(basket, self._criticise(r, basket, attempt)))
 
     def _recall(
@@ -115,6 +128,19 @@ class Checkout(AnswerEnv):
             if r.random() < (s.mark_right if right else s.mark_wrong):
                 note[item] = self._price(r, item, s.mark_true)
         return note
+
+    def _think_again(self, r: Random, basket: Sequence[str], totals: Sequence[int]) -> list[int]:
+        """Totals by someone who mostly repeats what he wrote, now and then mending or spoiling."""
+        s, prices = self.settings, []
+        for item, price in zip(basket, line_prices(totals), strict=True):
+            right = price == self.shop.price[item]
+            true = r.random() >= s.spoil if right else r.random() < s.mend
+            prices.append(self.shop.price[item] if true else self.shop.outdated[item])
+        return running_totals(prices)
+
+    def wrong_answer(self, task: Task) -> str:
+        """The totals of somebody who still believes all the old prices."""
+        return write(running_totals(self.shop.outdated[item] for item in task.data["basket"]))
 
     def _price(self, r: Random, item: str, truth: float) -> int:
         return self.shop.price[item] if r.random() < truth else self.shop.outdated[item]
