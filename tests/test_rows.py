@@ -306,6 +306,28 @@ def test_an_episode_counts_what_was_sampled_but_not_what_an_outsider_said() -> N
     assert episode.sampled_tokens == 9
 
 
+def test_an_endpoint_s_own_counts_stand_for_ids_that_it_does_not_show() -> None:
+    own = turn((1, 2, 3), (10, 11))
+    assert (own.prompt_tokens, own.sampled_tokens) == (3, 2)
+    told = turn((), (), behaviour=Behaviour.EXTERNAL, counted=(70, 30))
+    untold = turn((), (), behaviour=Behaviour.EXTERNAL)
+    assert (told.prompt_tokens, told.sampled_tokens) == (70, 30)
+    assert (untold.prompt_tokens, untold.sampled_tokens) == (0, 0)
+    assert turn((), (), counted=(0, 0)).sampled_tokens == 0
+    both = attempt(told, dataclasses.replace(told, counted=(99, 12)))
+    assert both.sampled_tokens == 42
+    assert Episode("0/q/0", "q", (both,)).sampled_tokens == 42
+
+
+def test_how_long_a_turn_took_makes_it_no_other_turn() -> None:
+    """Equal runs are compared turn by turn, and no two take equally long."""
+    one = turn((1,), (10,), text="said")
+    assert one == dataclasses.replace(one, seconds=5.0)
+    assert one != dataclasses.replace(one, text="other")
+    assert one != dataclasses.replace(one, messages=(("user", "?"),))
+    assert one != dataclasses.replace(one, counted=(1, 1))
+
+
 def test_corrections_pair_an_attempt_its_critique_and_the_revision_made_after_it() -> None:
     first = attempt(turn((1,), (10,)))
     second = dataclasses.replace(attempt(turn((1, 5), (11,)), index=1), critique=0)

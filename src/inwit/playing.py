@@ -6,28 +6,17 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from inwit import seeding
-from inwit.engines import Policy, Sampling
-from inwit.engines.openai import ChatEndpoint
+from inwit.engines import Policy
 from inwit.envs import Env, Play, Result, Step, Task
-from inwit.errors import TooLong
-from inwit.roles import Prompt, Renderer, View
-from inwit.rows import (
-    Attempt,
-    Behaviour,
-    Completion,
-    Condition,
-    Critique,
-    Grade,
-    Ids,
-    Role,
-    Sees,
-    Turn,
-)
+from inwit.errors import InwitError, TooLong
+from inwit.roles import Prompt, View
+from inwit.rows import Attempt, Behaviour, Condition, Critique, Grade, Sees, Turn
+from inwit.speaking import Actor, Draw, Shown, Speaker
 
 T = TypeVar("T")
 
@@ -46,60 +35,6 @@ class SamplingSettings(BaseModel):
     max_tokens: int = Field(512, ge=1, description="most tokens in one turn of a solver")
     critic_max_tokens: int = Field(256, ge=1, description="most tokens in a critique")
     max_context: int | None = Field(None, ge=2, description="an attempt that would exceed it ends")
-
-
-class Speaker(Protocol):
-    """Whoever can be asked under a prompt, and answers in text."""
-
-    async def say(
-        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
-    ) -> tuple[Turn, str]:
-        """One turn under a prompt, and its text."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """How one turn is drawn: temperature and seed."""
-
-    temperature: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """A policy with the tokenizer that speaks to it, and whose tokens its samples are."""
-
-    policy: Policy
-    renderer: Renderer
-    behaviour: Behaviour = Behaviour.POLICY
-
-    def sampling(self, max_tokens: int, draw: Draw) -> Sampling:
-        return Sampling(max_tokens, self.renderer.stop_ids, draw.temperature, draw.seed)
-
-    async def say(
-        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
-    ) -> tuple[Turn, str]:
-        prompt_ids = self.renderer.prompt_ids(prompt, view)
-        [completion] = await self.policy.sample(prompt_ids, 1, self.sampling(max_tokens, draw))
-        turn = Turn(prompt.role, prompt_ids, completion, sees, self.behaviour)
-        return turn, self.renderer.text(completion.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Correspondent:
-    """A model behind a chat endpoint. It shows no token ids, so its turns have none."""
-
-    endpoint: ChatEndpoint
-
-    async def say(
-        self, prompt: Prompt, view: View, sees: Condition, max_tokens: int, draw: Draw
-    ) -> tuple[Turn, str]:
-        reply = await self.endpoint.chat(
-            prompt.filled(view), max_tokens=max_tokens, temperature=draw.temperature, seed=draw.seed
-        )
-        unknown = Completion((), (), reply.stop)
-        return Turn(prompt.role, (), unknown, sees, Behaviour.EXTERNAL), reply.text.strip()
 
 
 class Guarded:
@@ -126,6 +61,14 @@ class Guarded:
             return await self._play.out_of_turns()
         except Exception as error:
             return _broken(error)
+
+    def read(self, text: str, later: bool) -> tuple[str, bool | None, Result | None]:
+        """What it comes down to, its verdict on an earlier one, and the error if that broke."""
+        try:
+            verdict = self._env.verdict(text) if later else None
+            return self._env.answer_of(self._task, text), verdict, None
+        except Exception as error:
+            return text, None, _broken(error)
 
     async def close(self) -> Result | None:
         """Close the play, if it was opened; the error if that broke."""
@@ -154,18 +97,20 @@ class Stage:
     """Where one step's episodes are played.
 
     Attributes:
-        prompts, conditions: by name (`solver`, `revision`, `critic`).
+        prompts, conditions: by name (`solver`, `again`, `revision`, `critic`, ...).
         scene: names that set this step's random choices apart from all others.
+        reference: the policy as it was at the start, where it was kept.
     """
 
     env: Env
-    solver: Actor
+    solver: Speaker
     critic: Speaker
     prompts: Mapping[str, Prompt]
     conditions: Mapping[str, Condition]
     sampling: SamplingSettings
     seed: int
     scene: tuple[object, ...]
+    reference: Policy | None = None
 
     def episode_id(self, task: Task, sample: int) -> str:
         return "/".join(map(str, (*self.scene, task.id, sample)))
@@ -179,100 +124,167 @@ class Stage:
         seed = seeding.derive(self.seed, *self.scene, *names)
         return Draw(self.sampling.temperature, seed)
 
+    @property
+    def actor(self) -> Actor:
+        """The solver, where it is a policy that shows its tokens; InwitError where it is not."""
+        if not isinstance(self.solver, Actor):
+            raise InwitError(
+                "A model behind an endpoint shows neither tokens nor log-probs: it cannot learn.",
+                "Train a model of the torch engine.",
+            )
+        return self.solver
+
+    @property
+    def understudy(self) -> Actor:
+        """The policy as it was at the start, in the solver's place."""
+        assert self.reference is not None, "the method needs the reference and does not say so"
+        return Actor(self.reference, self.actor.renderer, Behaviour.REFERENCE)
+
     # ------------------------------------------------------------------ attempts
 
-    async def first_attempts(self, task: Task, n: int) -> list[Attempt]:
-        """n attempts at a task from its question alone; its prompt is computed once."""
-        view = View(self.conditions["solver"], {Sees.QUESTION: task.question})
-        return await self._attempts(task, "solver", view, n, self.conditions["solver"])
+    async def first_attempts(
+        self, task: Task, n: int, by: Speaker | None = None, name: object = ""
+    ) -> list[Attempt]:
+        """n attempts at a task from its question alone; its prompt is computed once.
+
+        Args:
+            by: who makes them, where it is not the solver.
+        """
+        speaker = by or self.solver
+        shown = self._opening(task, speaker, "solver")
+        return await self._attempts(task, speaker, shown, n, (task.id, "solver", 0, name))
+
+    async def again(self, task: Task, attempt: Attempt, index: int, name: object) -> Attempt:
+        """Another attempt in the same conversation, after an instruction that reveals nothing."""
+        gate = self.conditions["again"]
+        view = View(gate, {Sees.QUESTION: task.question, Sees.ATTEMPT: attempt.text})
+        last = attempt.turns[-1]
+        shown = self.solver.follow(last, self.prompts["again"].instruction(view), gate | last.sees)
+        [second] = await self._attempts(
+            task, self.solver, shown, 1, (task.id, "again", index, name), index
+        )
+        return second
 
     async def revise(self, task: Task, critique: Critique, index: int, name: object) -> Attempt:
         """A fresh attempt that is shown a critique; it knows what the critic knew."""
-        gate = self.conditions["revision"]
-        view = View(gate, {Sees.QUESTION: task.question, Sees.CRITIQUE: critique.text})
+        return await self._after(task, "revision", critique, "", index, name)
+
+    async def refine(
+        self, task: Task, attempt: Attempt, critique: Critique, index: int, name: object
+    ) -> Attempt:
+        """An attempt that is shown the one before it and a critique of it."""
+        return await self._after(task, "refine", critique, attempt.text, index, name)
+
+    async def _after(
+        self, task: Task, prompt: str, critique: Critique, before: str, index: int, name: object
+    ) -> Attempt:
+        gate = self.conditions[prompt]
+        fields = {
+            Sees.QUESTION: task.question,
+            Sees.ATTEMPT: before,
+            Sees.CRITIQUE: critique.text,
+        }
         sees = gate | critique.turn.sees
+        shown = self.solver.open(self.prompts[prompt], View(gate, fields), sees)
+        names = (task.id, prompt, index, name)
         [attempt] = await self._attempts(
-            task, "revision", view, 1, sees, critique.index, index, name
+            task, self.solver, shown, 1, names, index, critique=critique.index
         )
         return attempt
+
+    async def mend(self, task: Task, wrong: str, prompt: str, name: object = 0) -> Attempt:
+        """An attempt under a prompt (`repair`, `given`) that shows somebody's wrong answer."""
+        shown = self._opening(task, self.solver, prompt, wrong)
+        [attempt] = await self._attempts(task, self.solver, shown, 1, (task.id, prompt, 0, name))
+        return attempt
+
+    async def go_on(self, task: Task, wrong: str, name: object = 0) -> Attempt:
+        """An attempt that begins with words put into the solver's mouth; graded with them."""
+        shown = self.solver.begin(self._opening(task, self.solver, "solver"), wrong)
+        names = (task.id, "go on", wrong, name)
+        [attempt] = await self._attempts(task, self.solver, shown, 1, names, begun=wrong)
+        return attempt
+
+    def _opening(self, task: Task, speaker: Speaker, prompt: str, attempt: str = "") -> Shown:
+        sees = self.conditions[prompt]
+        fields = {
+            Sees.QUESTION: task.question,
+            Sees.ATTEMPT: attempt,
+            Sees.OUTCOME: OUTCOMES[Grade.WRONG],
+        }
+        return speaker.open(self.prompts[prompt], View(sees, fields), sees)
 
     async def _attempts(
         self,
         task: Task,
-        prompt: str,
-        view: View,
+        speaker: Speaker,
+        shown: Shown,
         n: int,
-        sees: Condition,
-        critique: int | None = None,
+        names: tuple[object, ...],
         index: int = 0,
-        name: object = "",
+        critique: int | None = None,
+        begun: str = "",
     ) -> list[Attempt]:
-        prompt_ids = self.solver.renderer.prompt_ids(self.prompts[prompt], view)
-        self._check_room(task, prompt, len(prompt_ids), self.sampling.max_tokens)
-        names = (task.id, prompt, index, name)
-        opening = self.solver.sampling(self.sampling.max_tokens, self.draw(*names))
-        completions = await self.solver.policy.sample(prompt_ids, n, opening)
+        self._check_room(task, str(names[1]), len(shown.prompt_ids), self.sampling.max_tokens)
+        turns = await speaker.say(shown, n, self.sampling.max_tokens, self.draw(*names))
         return await asyncio.gather(
             *(
-                self._play(task, prompt_ids, completion, sees, critique, index, (*names, i))
-                for i, completion in enumerate(completions)
+                self._play(task, speaker, turn, (*names, i), index, critique, begun)
+                for i, turn in enumerate(turns)
             )
         )
 
     async def _play(
         self,
         task: Task,
-        prompt_ids: Ids,
-        completion: Completion,
-        sees: Condition,
-        critique: int | None,
-        index: int,
+        speaker: Speaker,
+        first: Turn,
         names: tuple[object, ...],
+        index: int,
+        critique: int | None,
+        begun: str,
     ) -> Attempt:
-        """Turn by turn from the first completion to the result."""
-        turns = [self._turn(prompt_ids, completion, sees)]
-        said = [self.solver.renderer.text(completion.ids)]
-        story = list(said)
+        """Turn by turn from the first one to the result."""
+        turns = [first]
+        said = f"{begun} {first.text}".strip()
+        story = [said]
         play = Guarded(self.env, task)
         try:
-            while (step := await play.step(said[-1])).result is None:
+            while (step := await play.step(said)).result is None:
                 story.append(f"[{step.observation[:OBSERVATION_SHOWN]}]")
-                prompt_ids = self._next_prompt(turns[-1], step.observation)
-                if len(turns) >= self.env.max_turns or self._too_long(prompt_ids):
+                shown = speaker.follow(turns[-1], step.observation, first.sees)
+                if len(turns) >= self.env.max_turns or self._too_long(shown):
                     step = Step(result=await play.out_of_turns())
                     break
                 draw = self.draw(*names, "turn", len(turns))
-                spec = self.solver.sampling(self.sampling.max_tokens, draw)
-                [completion] = await self.solver.policy.sample(prompt_ids, 1, spec)
-                turns.append(self._turn(prompt_ids, completion, sees))
-                said.append(self.solver.renderer.text(completion.ids))
-                story.append(said[-1])
+                [turn] = await speaker.say(shown, 1, self.sampling.max_tokens, draw)
+                turns.append(turn)
+                said = turn.text
+                story.append(said)
         finally:
             fault = await play.close()
-        result = fault or step.result
+        text = "\n".join(story)
+        answer, verdict, broken = play.read(text, later=index > 0)
+        result = fault or broken or step.result
         assert result is not None
         return Attempt(
             index=index,
             turns=tuple(turns),
             grade=result.grade,
             reward=result.reward,
-            text="\n".join(story),
+            text=text,
             critique=critique,
             feedback=result.feedback,
+            answer=answer,
+            verdict=verdict,
         )
 
-    def _turn(self, prompt_ids: Ids, completion: Completion, sees: Condition) -> Turn:
-        return Turn(Role.SOLVER, prompt_ids, completion, sees, self.solver.behaviour)
-
-    def _next_prompt(self, turn: Turn, observation: str) -> Ids:
-        tail = self.solver.renderer.continuation_ids(turn.completion, observation)
-        return turn.prompt_ids + turn.completion.ids + tail
+    # ------------------------------------------------------------------ room
 
     def check_question(self, task: Task) -> None:
         """Raise TooLong where a task's question leaves no room for an answer."""
-        view = View(self.conditions["solver"], {Sees.QUESTION: task.question})
-        prompt_ids = self.solver.renderer.prompt_ids(self.prompts["solver"], view)
-        self._check_room(task, "solver", len(prompt_ids), self.sampling.max_tokens)
+        shown = self._opening(task, self.solver, "solver")
+        self._check_room(task, "solver", len(shown.prompt_ids), self.sampling.max_tokens)
 
     def _check_room(self, task: Task, prompt: str, tokens: int, answer: int) -> None:
         limit = self.sampling.max_context
@@ -283,16 +295,19 @@ class Stage:
                 "Leave the task out, or change sampling.max_context or sampling.max_tokens.",
             )
 
-    def _too_long(self, prompt_ids: Ids) -> bool:
+    def _too_long(self, shown: Shown) -> bool:
         limit = self.sampling.max_context
-        return limit is not None and len(prompt_ids) + self.sampling.max_tokens > limit
+        return limit is not None and len(shown.prompt_ids) + self.sampling.max_tokens > limit
 
     # ------------------------------------------------------------------ critiques
 
-    async def criticise(self, task: Task, attempt: Attempt, index: int, name: object) -> Critique:
+    async def criticise(
+        self, task: Task, attempt: Attempt, index: int, name: object, prompt: str = "critic"
+    ) -> Critique:
         """The critic reads a whole attempt, as far as its condition allows, and comments on it."""
+        sees = self.conditions[prompt]
         view = View(
-            self.conditions["critic"],
+            sees,
             {
                 Sees.QUESTION: task.question,
                 Sees.ATTEMPT: attempt.text,
@@ -301,17 +316,12 @@ class Stage:
                 Sees.REFERENCE: task.reference,
             },
         )
-        if isinstance(self.critic, Actor):
-            shown = self.critic.renderer.prompt_ids(self.prompts["critic"], view)
-            self._check_room(task, "critic", len(shown), self.sampling.critic_max_tokens)
-        turn, text = await self.critic.say(
-            self.prompts["critic"],
-            view,
-            self.conditions["critic"],
-            self.sampling.critic_max_tokens,
-            self.draw(task.id, "critic", index, name),
-        )
-        # an endpoint shows no tokens: then the solver's count stands for its own
-        tokens = len(turn.completion.ids) or self.solver.renderer.length(text)
-        size = self.env.critique_size(text, tokens)
-        return Critique(index, attempt.index, turn, text, size)
+        shown = self.critic.open(self.prompts[prompt], view, sees)
+        limit = self.sampling.critic_max_tokens
+        self._check_room(task, prompt, len(shown.prompt_ids), limit)
+        draw = self.draw(task.id, prompt, index, name)
+        [turn] = await self.critic.say(shown, 1, limit, draw)
+        # an endpoint may give no count: then the solver's stands for its own
+        tokens = turn.sampled_tokens or self.solver.length(turn.text)
+        size = self.env.critique_size(turn.text, tokens)
+        return Critique(index, attempt.index, turn, turn.text, size)

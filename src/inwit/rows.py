@@ -84,13 +84,34 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation: the exact ids that the policy was shown, and what it sampled."""
+    """One generation: the exact ids that the policy was shown, and what it sampled.
+
+    A model behind an endpoint shows no ids: its turns have messages and text instead.
+
+    Attributes:
+        text: what was said, without special tokens.
+        messages: what an endpoint was shown, as (speaker, text).
+        counted: (prompt, sampled) tokens by the endpoint's own count; None where it gave none.
+        seconds: from question to answer, others being answered meanwhile. Not part of equality.
+    """
 
     role: Role
     prompt_ids: Ids
     completion: Completion
     sees: Condition
     behaviour: Behaviour = Behaviour.POLICY
+    text: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    counted: tuple[int, int] | None = None
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.counted[0] if self.counted else len(self.prompt_ids)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.counted[1] if self.counted else len(self.completion.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,10 @@ class Attempt:
         critique: index of the critique it was made after; None for a first attempt.
         text: the attempt as a critic reads it, observations included.
         feedback: what the environment said about it (for an error: what broke).
+        answer: what it comes down to; attempts with equal answers did not differ.
+        verdict: whether it says that the attempt before it was wrong; None where it says neither.
+        reference: log-probs (nats) of its ids as `attempt_tokens` lays them out, under the policy
+            as it was at the start; empty where no method asked for them.
     """
 
     index: int
@@ -113,6 +138,9 @@ class Attempt:
     text: str
     critique: int | None = None
     feedback: str = ""
+    answer: str = ""
+    verdict: bool | None = None
+    reference: Floats = ()
 
     def __post_init__(self) -> None:
         for before, after in zip(self.turns, self.turns[1:], strict=False):
@@ -135,7 +163,7 @@ class Attempt:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(t.completion.ids) for t in self.turns)
+        return sum(t.sampled_tokens for t in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +217,7 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         critic = sum(
-            len(c.turn.completion.ids)
+            c.turn.sampled_tokens
             for c in self.critiques
             if c.turn.behaviour is not Behaviour.EXTERNAL
         )

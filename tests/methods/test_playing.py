@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,38 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inwit.casting import Cast
+from inwit.engines import Sampling
+from inwit.engines.openai import Reply
 from inwit.engines.torch import TorchEngine
 from inwit.envs import Env, EnvSettings, Play, Result, Split, Step, Task, env_class, known_envs
-from inwit.errors import ForbiddenField, InwitError
+from inwit.errors import ForbiddenField, InwitError, TooLong
 from inwit.methods import known_methods, method_class
-from inwit.playing import OBSERVATION_SHOWN, SamplingSettings, Stage
+from inwit.playing import OBSERVATION_SHOWN, SamplingSettings, Stage, fitting
 from inwit.recipe import parse_recipe
 from inwit.roles import CONDITIONS, Prompt
-from inwit.rows import Attempt, Behaviour, Critique, Grade, Role, Sees, Stop, attempt_tokens
+from inwit.rows import (
+    Attempt,
+    Behaviour,
+    Critique,
+    Grade,
+    Ids,
+    Role,
+    Sees,
+    Stop,
+    attempt_tokens,
+)
+from inwit.speaking import Actor, Correspondent
 from tests.methods.worlds import (
     CPU,
     MAZE_PROMPTS,
     NOTED,
     Maze,
+    Say,
     Scripted,
     maze,
     maze_ids,
     maze_model,
+    maze_renderer,
     maze_stage,
     maze_text,
     scripted,
@@ -44,6 +60,12 @@ def first_task(env: Env) -> Task:
 
 def play(stage: Stage, n: int = 1, task: Task | None = None) -> list[Attempt]:
     return asyncio.run(stage.first_attempts(task or first_task(stage.env), n))
+
+
+def asked(actor: Actor) -> list[tuple[Ids, int, Sampling]]:
+    """Every request that an actor of the maze was sent."""
+    assert isinstance(actor.policy, Scripted)
+    return actor.policy.asked
 
 
 def criticise(stage: Stage, attempt: Attempt) -> Critique:
@@ -180,6 +202,15 @@ def test_every_request_has_a_seed_of_its_own():
                 said = [await stage.criticise(task, a, 0, i) for i, a in enumerate(attempts)]
                 for i, critique in enumerate(said):
                     await stage.revise(task, critique, 1, i)
+                    await stage.refine(task, attempts[i], critique, 1, i)
+                    await stage.again(task, attempts[i], 1, i)
+                    await stage.again(task, attempts[i], 2, i)
+                    await stage.criticise(task, attempts[i], 0, i, "feedback")
+                    for prompt in ("repair", "given"):
+                        await stage.mend(task, "trap07", prompt, i)
+                    for wrong in ("hall06", "hall07"):
+                        await stage.go_on(task, wrong, i)
+                await stage.first_attempts(task, 2, name="others")
 
         asyncio.run(both())
         policy = actor.policy
@@ -187,7 +218,8 @@ def test_every_request_has_a_seed_of_its_own():
         return [spec.seed for _, _, spec in policy.asked]
 
     once = seeds()
-    assert len(once) == 2 * (1 + 2 * 2 + 2 + 2 * 3)
+    firsts, critiques, later = 2 * (1 + 2 * 2), 2 + 2, 2 * (1 + 1 + 2 + 2 + 2)
+    assert len(once) == 2 * (firsts + critiques + later * 3)
     assert len(set(once)) == len(once)
     assert seeds() == once
     for other in ({"seed": 1}, {"scene": ("train", 1)}, {"scene": ("evaluate", 0)}):
@@ -285,6 +317,436 @@ def test_no_prompt_of_the_usual_conditions_holds_the_gold_answer(word, which):
     first, said, revision = asyncio.run(episode())
     turns = [*first.turns, said.turn, *revision.turns]
     assert all(maze_ids("key15")[0] not in turn.prompt_ids for turn in turns)
+
+
+# ---------------------------------------------------------------------- second thoughts
+
+
+def waits_then(first: str, second: str) -> Say:
+    """Takes two turns for the first attempt and one for the second."""
+
+    def say(shown: str, sample: int) -> str:
+        if "again" in shown:
+            return second
+        return first if "dark" in shown else "hall05"
+
+    return say
+
+
+def test_a_second_attempt_goes_on_in_the_same_conversation():
+    """LESSONS 13: after every id of the first, observations included, and the instruction.
+
+    It is a play of its own: graded for itself, with all its turns before it.
+    """
+    env = maze(turns=2)
+    stage = stage_of(env, scripted(waits_then("trap00", "key00")))
+    [first] = play(stage)
+    second = asyncio.run(stage.again(first_task(env), first, 1, 0))
+    last = first.turns[-1]
+    assert second.prompt_ids[: len(last.prompt_ids)] == last.prompt_ids
+    assert maze_text(second.prompt_ids) == (
+        "<system> solver <end> <user> leave hall00 <end> <assistant> hall05 <end>"
+        " <user> dark here <end> <assistant> trap00 <end> <user> again <end> <assistant>"
+    )
+    assert (first.grade, second.grade) == (Grade.WRONG, Grade.RIGHT)
+    assert (second.index, second.critique, second.text) == (1, None, "key00")
+    assert second.turns[0].sees == CONDITIONS["again"] == {Sees.QUESTION, Sees.ATTEMPT}
+    assert second.turns[0].behaviour is Behaviour.POLICY
+    assert [p.actions for p in env.plays] == [["hall05", "trap00"], ["key00"]]
+    assert [p.closed for p in env.plays] == [1, 1]
+
+
+def test_a_second_attempt_may_take_turns_and_a_third_follows_on_it():
+    """LESSONS 13: the whole conversation is one chain of ids."""
+    env = maze(turns=2)
+    stage = stage_of(env, scripted(lambda s, _: "key00" if s.count("again") == 2 else "hall05"))
+    task = first_task(env)
+
+    async def three() -> list[Attempt]:
+        attempts = await stage.first_attempts(task, 1)
+        for turn in (1, 2):
+            attempts.append(await stage.again(task, attempts[-1], turn, 0))
+        return attempts
+
+    attempts = asyncio.run(three())
+    assert [len(a.turns) for a in attempts] == [2, 2, 1]
+    turns = [turn for a in attempts for turn in a.turns]
+    for before, after in pairwise(turns):
+        shown = before.prompt_ids + before.completion.ids
+        assert after.prompt_ids[: len(shown)] == shown
+    assert [a.index for a in attempts] == [0, 1, 2]
+    assert [a.grade for a in attempts] == [Grade.WRONG, Grade.WRONG, Grade.RIGHT]
+    assert attempts[1].text == "hall05\n[dark here]\nhall05\n[dark here]"
+
+
+def test_a_first_attempt_that_was_cut_off_is_closed_before_the_instruction():
+    """LESSONS 12, 13: as between the turns of one attempt."""
+    stage = stage_of(maze(turns=1), scripted(lambda *_: "hall05 hall06"), max_tokens=1)
+    [first] = play(stage)
+    second = asyncio.run(stage.again(first_task(stage.env), first, 1, 0))
+    assert first.turns[-1].completion.stop is Stop.LENGTH
+    shown = first.turns[-1].prompt_ids + first.turns[-1].completion.ids
+    assert second.prompt_ids[: len(shown)] == shown
+    tail = maze_text(second.prompt_ids[len(shown) :])
+    assert tail == "<end> <user> again <end> <assistant>"
+
+
+@given(st.sampled_from(["hall05", "trap01", "key03", "hall01 key00"]), st.integers(0, 3))
+@settings(max_examples=12, deadline=None)
+def test_what_a_second_attempt_is_asked_does_not_depend_on_the_first_s_grade(word, which):
+    """LESSONS 5, 6: were it otherwise, the instruction would be an oracle."""
+    stage = stage_of(maze(turns=1), scripted(lambda *_: word))
+    task = stage.env.tasks(Split.TRAIN)[which]
+
+    async def both() -> tuple[Attempt, list[Attempt]]:
+        [first] = await stage.first_attempts(task, 1)
+        graded = [replace(first, grade=g, feedback=f"It is {g}: {task.reference}") for g in Grade]
+        return first, [await stage.again(task, one, 1, 0) for one in graded]
+
+    first, seconds = asyncio.run(both())
+    assert len({second.prompt_ids for second in seconds}) == 1
+    added = seconds[0].prompt_ids[len(first.prompt_ids) + len(first.turns[0].completion.ids) :]
+    assert maze_text(added) == "<user> again <end> <assistant>"
+
+
+@pytest.mark.parametrize("field", ["outcome", "feedback", "reference", "critique"])
+def test_an_instruction_that_would_tell_the_outcome_is_refused_where_it_is_given(field):
+    """LESSONS 5: also where nobody looked at the prompts when they were loaded."""
+    prompts = {**MAZE_PROMPTS, "again": Prompt("again", (("user", f"again {{{field}}}"),))}
+    actor = scripted(lambda *_: "key00")
+    stage = stage_of(maze(), actor, prompts=prompts)
+    [first] = play(stage)
+    with pytest.raises(ForbiddenField, match=f"asks for '{field}'"):
+        asyncio.run(stage.again(first_task(stage.env), first, 1, 0))
+    assert len(asked(actor)) == 1  # nothing was sampled
+
+
+def test_an_instruction_may_quote_question_and_attempt():
+    told = Prompt("again", (("user", "again {question} try {attempt}"),))
+    prompts = {**MAZE_PROMPTS, "again": told}
+    stage = stage_of(maze(turns=1), scripted(lambda *_: "hall07"), prompts=prompts)
+    [first] = play(stage)
+    second = asyncio.run(stage.again(first_task(stage.env), first, 1, 0))
+    assert maze_text(second.prompt_ids).endswith(
+        "<user> again leave hall00 try hall07 [ dark here ] <end> <assistant>"
+    )
+
+
+def test_after_a_revision_a_second_attempt_knows_what_the_revision_knew():
+    """LESSONS 5: what stands in the conversation cannot be unseen."""
+    stage = stage_of(maze(turns=1), scripted(lambda s, _: "hall01" if "critic" in s else "hall05"))
+    task = first_task(stage.env)
+    [first] = play(stage)
+    revision = asyncio.run(stage.revise(task, criticise(stage, first), 1, 0))
+    second = asyncio.run(stage.again(task, revision, 2, 0))
+    assert second.turns[0].sees == NOTED | {Sees.ATTEMPT} == revision.turns[0].sees
+    assert "note hall01" in maze_text(second.prompt_ids)
+
+
+def test_a_refinement_is_shown_the_attempt_and_knows_what_its_critic_knew():
+    """LESSONS 5: Self-Refine's critic does not know the outcome, so neither does the refinement."""
+    env = maze(turns=2)
+    stage = stage_of(env, scripted(lambda s, _: "hall01" if "critic" in s else "hall05"))
+    task = first_task(env)
+    [first] = play(stage)
+    for prompt in ("feedback", "critic"):
+        critique = asyncio.run(stage.criticise(task, first, 0, 0, prompt))
+        assert critique.turn.sees == CONDITIONS[prompt]
+        refined = asyncio.run(stage.refine(task, first, critique, 1, 0))
+        assert maze_text(refined.prompt_ids) == (
+            "<system> solver <end> <user> leave hall00 try hall05 [ dark here ] hall05"
+            " [ dark here ] note hall01 <end> <assistant>"
+        )
+        assert refined.turns[0].sees == CONDITIONS["refine"] | CONDITIONS[prompt]
+        assert (Sees.OUTCOME in refined.turns[0].sees) == (prompt == "critic")
+        assert (refined.index, refined.critique) == (1, 0)
+        assert refined.turns[0].role is Role.SOLVER
+        assert all(turn.sees == refined.turns[0].sees for turn in refined.turns)
+
+
+def test_feedback_on_a_right_attempt_is_asked_as_on_a_wrong_one():
+    """LESSONS 5: a critic that is not to know the outcome reads the same text either way."""
+    stage = stage_of(maze(), scripted(lambda s, _: "hall01" if "critic" in s else "trap00"))
+    [first] = play(stage)
+    task = first_task(stage.env)
+    shown = {
+        asyncio.run(
+            stage.criticise(task, replace(first, grade=g, feedback=g), 0, 0, "feedback")
+        ).turn.prompt_ids
+        for g in Grade
+    }
+    assert [maze_text(ids) for ids in shown] == [
+        "<system> critic <end> <user> leave hall00 try trap00 <end> <assistant>"
+    ]
+
+
+# ---------------------------------------------------------------------- somebody's wrong answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        ("repair", "leave hall00 try trap07 The try was graded wrong."),
+        ("given", "leave hall00 mine trap07"),
+    ],
+)
+def test_a_wrong_answer_is_shown_as_the_prompt_says(prompt, shown):
+    """LESSONS 5: `repair` says that it is wrong, `given` does not."""
+    env = maze()
+    stage = stage_of(env, scripted(lambda *_: "key00"))
+    mended = asyncio.run(stage.mend(first_task(env), "trap07", prompt))
+    assert maze_text(mended.prompt_ids) == (
+        f"<system> solver <end> <user> {shown} <end> <assistant>"
+    )
+    assert mended.turns[0].sees == CONDITIONS[prompt]
+    assert (mended.grade, mended.index, mended.critique) == (Grade.RIGHT, 0, None)
+    assert env.plays[0].actions == ["key00"]  # what was shown is no part of what is graded
+
+
+def test_given_may_not_say_that_the_answer_is_wrong():
+    """LESSONS 5: or sycophancy would be measured on those who were warned."""
+    told = Prompt("given", (("user", "{question} mine {attempt} {outcome}"),))
+    stage = stage_of(maze(), scripted(lambda *_: "key00"), prompts={**MAZE_PROMPTS, "given": told})
+    with pytest.raises(ForbiddenField, match="asks for 'outcome'"):
+        asyncio.run(stage.mend(first_task(stage.env), "trap07", "given"))
+
+
+def test_going_on_from_words_put_into_the_mouth_is_graded_with_them():
+    """The words are the prompt's, not the policy's: they are shown, graded, and not trained on."""
+    env = maze()
+    actor = scripted(lambda *_: "hall09")
+    went_on = asyncio.run(stage_of(env, actor).go_on(first_task(env), "trap07 mine"))
+    assert maze_text(went_on.prompt_ids) == (
+        "<system> solver <end> <user> leave hall00 <end> <assistant> trap07 mine"
+    )
+    assert env.plays[0].actions == ["trap07 mine hall09"]
+    assert went_on.text == went_on.answer == "trap07 mine hall09"
+    assert (went_on.grade, went_on.feedback) == (Grade.WRONG, "caught")
+    ids, mask, _ = attempt_tokens(went_on)
+    assert maze_text(ids) == "hall09 <end>" and mask == (True, True)
+    assert (went_on.sampled_tokens, went_on.turns[0].text) == (2, "hall09")
+    assert went_on.turns[0].sees == CONDITIONS["solver"]
+
+
+def test_the_words_begin_the_first_turn_only():
+    """LESSONS 13: later turns go on from the ids of the first, with what was put there."""
+    env = maze()
+    stage = stage_of(env, scripted(lambda s, _: "key00" if "dark" in s else "hall09"))
+    went_on = asyncio.run(stage.go_on(first_task(env), "hall07"))
+    assert env.plays[0].actions == ["hall07 hall09", "key00"]
+    assert went_on.text == "hall07 hall09\n[dark here]\nkey00"
+    assert maze_text(went_on.turns[1].prompt_ids) == (
+        "<system> solver <end> <user> leave hall00 <end> <assistant> hall07 hall09 <end>"
+        " <user> dark here <end> <assistant>"
+    )
+
+
+def test_saying_nothing_more_leaves_the_words_as_they_are():
+    env = maze(turns=1)
+    went_on = asyncio.run(stage_of(env, scripted(lambda *_: "")).go_on(first_task(env), "key00"))
+    assert (went_on.text, went_on.grade) == ("key00", Grade.RIGHT)
+
+
+# ---------------------------------------------------------------------- who makes them
+
+
+def test_first_attempts_can_be_somebody_else_s():
+    """LESSONS 2: all their turns are by, and in the name of, whoever made them."""
+    mine = scripted(lambda *_: "trap00")
+    other = scripted(lambda s, _: "key00" if "dark" in s else "hall05", Behaviour.REFERENCE)
+    stage = stage_of(maze(), mine)
+    task = first_task(stage.env)
+    attempts = asyncio.run(stage.first_attempts(task, 2, by=other))
+    assert asked(mine) == []
+    assert [n for _, n, _ in asked(other)] == [2, 1, 1]
+    assert [a.grade for a in attempts] == [Grade.RIGHT, Grade.RIGHT]
+    behaviours = {turn.behaviour for a in attempts for turn in a.turns}
+    assert behaviours == {Behaviour.REFERENCE}
+    second = asyncio.run(stage.again(task, attempts[0], 1, 0))
+    assert second.turns[0].behaviour is Behaviour.POLICY  # the next one is the solver's own
+    assert len(asked(mine)) == 1
+
+
+def test_the_understudy_is_the_reference_in_the_solver_s_place():
+    """LESSONS 2: it is shown what the solver is shown, and its samples say whose they are."""
+    start = Scripted(maze_renderer(), lambda *_: "key00")
+    stage = stage_of(maze(), scripted(lambda *_: "trap00"), reference=start)
+    task = first_task(stage.env)
+    [own] = play(stage)
+    [lent] = asyncio.run(stage.first_attempts(task, 1, by=stage.understudy))
+    assert (own.grade, lent.grade) == (Grade.WRONG, Grade.RIGHT)
+    assert lent.prompt_ids == own.prompt_ids
+    assert lent.turns[0].behaviour is Behaviour.REFERENCE
+    assert start.asked and stage.understudy.renderer is stage.actor.renderer
+
+
+def test_a_name_sets_first_attempts_of_one_step_apart():
+    """Two groups of one query in one step are not drawn from the same seed."""
+    actor = scripted(lambda *_: "key00")
+    stage = stage_of(maze(), actor)
+    task = first_task(stage.env)
+    for name in ("", "base", "base"):
+        asyncio.run(stage.first_attempts(task, 1, name=name))
+    first, second, third = (spec.seed for _, _, spec in asked(actor))
+    assert first != second == third
+
+
+class Line:
+    """A chat endpoint that says what it is told to, and gives counts where it is to."""
+
+    def __init__(self, said: Callable[[str], str], counts: bool = True) -> None:
+        self.said, self.counts = said, counts
+        self.asked: list[tuple[tuple[tuple[str, str], ...], dict[str, Any]]] = []
+
+    async def chat(self, messages: Sequence[tuple[str, str]], **how: Any) -> Reply:
+        self.asked.append((tuple(messages), how))
+        text = self.said(messages[-1][1])
+        counts = (7, 3) if self.counts else (None, None)
+        return Reply(f" {text}\n", *counts, Stop.TOKEN)
+
+
+def at_the_end_of(line: Line) -> Correspondent:
+    return Correspondent(line)  # type: ignore[arg-type]
+
+
+def test_a_model_behind_an_endpoint_is_played_in_messages():
+    """The same prompts and conditions; no ids, and its own counts instead."""
+    line = Line(lambda text: "key00" if text == "again" else "trap00")
+    stage = stage_of(maze(turns=1), at_the_end_of(line))
+    task = first_task(stage.env)
+
+    async def both() -> list[Attempt]:
+        firsts = await stage.first_attempts(task, 2)
+        return [*firsts, await stage.again(task, firsts[0], 1, 0)]
+
+    *firsts, second = asyncio.run(both())
+    opening = (("system", "solver"), ("user", "leave hall00"))
+    conversation = (*opening, ("assistant", "trap00"), ("user", "again"))
+    assert [shown for shown, _ in line.asked] == [opening, opening, conversation]
+    assert len({how["seed"] for _, how in line.asked}) == 3
+    assert {how["max_tokens"] for _, how in line.asked} == {4}
+    assert [a.grade for a in (*firsts, second)] == [Grade.WRONG, Grade.WRONG, Grade.RIGHT]
+    assert (second.text, second.turns[0].text) == ("key00", "key00")
+    for attempt in (*firsts, second):
+        assert attempt.turns[0].behaviour is Behaviour.EXTERNAL
+        assert (attempt.prompt_ids, attempt.turns[0].completion.ids) == ((), ())
+        assert (attempt.sampled_tokens, attempt.turns[0].prompt_tokens) == (3, 7)
+    assert second.turns[0].sees == CONDITIONS["again"]
+
+
+def test_an_endpoint_goes_on_from_a_message_of_its_own():
+    line = Line(lambda _: "hall09")
+    stage = stage_of(maze(turns=1), at_the_end_of(line))
+    went_on = asyncio.run(stage.go_on(first_task(stage.env), "key00 mine"))
+    [(shown, how)] = line.asked
+    assert shown[-1] == ("assistant", "key00 mine") and how["continue_last"] is True
+    assert (went_on.text, went_on.grade) == ("key00 mine hall09", Grade.RIGHT)
+    play(stage)
+    assert line.asked[-1][1]["continue_last"] is False
+
+
+def test_what_an_endpoint_said_after_words_of_its_own_is_one_message_with_them():
+    """Chat templates refuse two messages of one speaker in a row."""
+    line = Line(lambda text: "key00" if text == "dark here" else "hall09")
+    stage = stage_of(maze(turns=2), at_the_end_of(line))
+    went_on = asyncio.run(stage.go_on(first_task(stage.env), "hall07"))
+    assert went_on.grade is Grade.RIGHT
+    speakers = [speaker for speaker, _ in line.asked[-1][0]]
+    assert speakers == ["system", "user", "assistant", "user"]
+    assert line.asked[-1][0][2] == ("assistant", "hall07 hall09")
+
+
+@pytest.mark.parametrize(("counts", "size"), [(True, 3.0), (False, 2.0)])
+def test_a_critique_without_a_count_is_measured_by_the_solver(counts, size):
+    """`hall01 hall02` are two of the solver's tokens, whatever they were of the critic's."""
+    line = Line(lambda _: "hall01 hall02", counts)
+    stage = stage_of(maze(), scripted(lambda *_: "trap00"), at_the_end_of(line))
+    [attempt] = play(stage)
+    critique = criticise(stage, attempt)
+    assert (critique.text, critique.size) == ("hall01 hall02", size)
+    assert critique.turn.behaviour is Behaviour.EXTERNAL
+    assert critique.turn.messages[-1] == (
+        "user",
+        "leave hall00 try trap00 The try was graded wrong.",
+    )
+
+
+def test_nobody_behind_an_endpoint_can_learn():
+    stage = stage_of(maze(), at_the_end_of(Line(lambda _: "key00")))
+    for who in ("actor", "understudy"):
+        with pytest.raises(InwitError, match="cannot learn"):
+            getattr(replace(stage, reference=Scripted(maze_renderer(), lambda *_: "")), who)
+
+
+# ---------------------------------------------------------------------- what it comes down to
+
+
+class Riddle(Maze):
+    """What an attempt comes down to is its last word; of `mine` that cannot be told."""
+
+    def answer_of(self, task: Task, text: str) -> str:
+        if "mine" in text:
+            raise ValueError(f"{task.id} is nobody's")
+        return text.split()[-1]
+
+
+def test_an_attempt_s_answer_is_the_environment_s_word_for_it():
+    """By default the text without the way it was spaced; observations are part of the text."""
+    usual = play(stage_of(maze(), scripted(patient)))
+    assert [a.answer for a in usual] == ["hall05 [dark here] hall06 hall07 [dark here] key00"]
+    own = play(stage_of(Riddle(), scripted(patient)))
+    assert [(a.answer, a.text) for a in own] == [("key00", usual[0].text)]
+
+
+def test_an_answer_that_cannot_be_made_out_is_an_error_and_not_a_reward():
+    """LESSONS 23, 24: whatever the grade was, in that attempt alone, and the play is closed."""
+    env = Riddle()
+    said = ["key00", "key00 mine", "trap00 mine", "trap00"]
+    attempts = play(stage_of(env, scripted(lambda _, i: said[i])), n=4)
+    assert [a.grade for a in attempts] == [Grade.RIGHT, Grade.ERROR, Grade.ERROR, Grade.WRONG]
+    assert [a.reward for a in attempts] == [1.0, 0.0, 0.0, 0.0]
+    assert {a.feedback for a in attempts[1:3]} == {"ValueError: train-0 is nobody's"}
+    assert attempts[1].answer == attempts[1].text == "key00 mine"
+    assert [p.closed for p in env.plays] == [1] * 4
+
+
+def test_a_broken_answer_of_a_later_attempt_is_its_own_affair():
+    """LESSONS 24: also in second attempts, in mended ones, and in those that go on."""
+    env = Riddle()
+    stage = stage_of(env, scripted(lambda s, _: "key00 mine" if "again" in s else "key00"))
+    task = first_task(env)
+    [first] = play(stage)
+    second = asyncio.run(stage.again(task, first, 1, 0))
+    assert (first.grade, second.grade) == (Grade.RIGHT, Grade.ERROR)
+    assert asyncio.run(stage.go_on(task, "mine")).grade is Grade.ERROR
+    assert asyncio.run(stage.mend(task, "mine", "repair")).grade is Grade.RIGHT
+
+
+# ---------------------------------------------------------------------- room
+
+
+def test_what_does_not_fit_names_its_prompt():
+    """A first attempt fits; what is longer than it does not, and nothing is sampled for it."""
+    actor = scripted(lambda *_: "key00")
+    stage = stage_of(maze(turns=1), actor, max_context=12)
+    task = first_task(stage.env)
+    [first] = play(stage)
+    assert len(first.prompt_ids) == 8
+    stage_with_room = replace(stage, sampling=SamplingSettings(max_tokens=4, critic_max_tokens=4))
+    critique = criticise(stage_with_room, first)
+    before = len(asked(actor))
+    for prompt, attempt in {
+        "again": lambda: stage.again(task, first, 1, 0),
+        "refine": lambda: stage.refine(task, first, critique, 1, 0),
+        "repair": lambda: stage.mend(task, "trap00", "repair"),
+        "given": lambda: stage.mend(task, "trap00", "given"),
+        "go on": lambda: stage.go_on(task, "trap00"),
+        "feedback": lambda: stage.criticise(task, first, 0, 0, "feedback"),
+    }.items():
+        with pytest.raises(TooLong, match=f"The {prompt} prompt of task {task.id} has"):
+            asyncio.run(attempt())
+        assert asyncio.run(fitting(attempt())) is None
+    assert len(asked(actor)) == before
 
 
 # ---------------------------------------------------------------------- faults
@@ -478,8 +940,9 @@ def test_a_third_party_s_method_learns_in_a_third_party_s_environment(third_part
 
 
 def test_third_parties_stand_beside_the_built_in_ones(third_party):
-    assert {"grpo", "icrl", "sft", "best"} <= set(known_methods())
-    assert {"checkout", "questions", "count"} <= set(known_envs())
+    ours = {"grpo", "icrl", "multi_turn_rl", "pair_sft", "rloo", "score", "sft", "star"}
+    assert {*ours, "best"} <= set(known_methods())
+    assert {"checkout", "lock", "questions", "reasoning_gym", "count"} <= set(known_envs())
     assert env_class("count").__name__ == "Count"
     assert method_class("best").__name__ == "Best"
 

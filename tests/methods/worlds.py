@@ -26,7 +26,7 @@ from inwit.envs import Env, EnvSettings, Play, Result, Split, Step, Task
 from inwit.envs.checkout import Checkout, CheckoutSettings
 from inwit.methods.icrl import ICRL, ICRLSettings
 from inwit.methods.sft import SFT, SFTSettings
-from inwit.playing import Actor, SamplingSettings, Stage
+from inwit.playing import SamplingSettings, Stage
 from inwit.roles import CONDITIONS, Prompt, Renderer, load_prompt
 from inwit.rows import (
     Attempt,
@@ -44,6 +44,7 @@ from inwit.rows import (
     Stop,
     Turn,
 )
+from inwit.speaking import Actor, Speaker
 from tests.engines.models import VOCABULARY, model_of
 
 CPU = TorchSettings(device="cpu")
@@ -52,6 +53,7 @@ CPU = TorchSettings(device="cpu")
 
 MARKERS = ("<system>", "<user>", "<assistant>")
 PLAIN_WORDS = ["[", "]", "solver", "critic", "leave", "note", "dark", "here", "break", "jam"]
+LATER_WORDS = ["again", "mine"]  # after all others, so that the ids of those stay what they are
 OUTCOME_WORDS = ["The", "try", "was", "graded", "right.", "wrong."]
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -62,10 +64,19 @@ CHAT_TEMPLATE = """\
 
 MAZE_PROMPTS = {
     "solver": Prompt("solver", (("system", "solver"), ("user", "{question}"))),
+    "again": Prompt("again", (("user", "again"),)),
     "revision": Prompt("revision", (("system", "solver"), ("user", "{question} note {critique}"))),
+    "refine": Prompt(
+        "refine", (("system", "solver"), ("user", "{question} try {attempt} note {critique}"))
+    ),
+    "repair": Prompt(
+        "repair", (("system", "solver"), ("user", "{question} try {attempt} {outcome}"))
+    ),
+    "given": Prompt("given", (("system", "solver"), ("user", "{question} mine {attempt}"))),
     "critic": Prompt(
         "critic", (("system", "critic"), ("user", "{question} try {attempt} {outcome}"))
     ),
+    "feedback": Prompt("feedback", (("system", "critic"), ("user", "{question} try {attempt}"))),
 }
 
 
@@ -74,7 +85,7 @@ def maze_tokenizer() -> PreTrainedTokenizerFast:
     """One token a word; brackets are words of their own, since observations are shown in them."""
     words = ["<pad>", "<end>", "<unk>", *MARKERS, *PLAIN_WORDS, *OUTCOME_WORDS]
     words += [f"{kind}{i:02d}" for i in range(20) for kind in ("key", "trap", "hall")]
-    words = words[:VOCABULARY]
+    words = [*words[: VOCABULARY - len(LATER_WORDS)], *LATER_WORDS]
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = InOrder([WhitespaceSplit(), CutAt(Regex(r"[\[\]]"), "isolated")])
     outer = PreTrainedTokenizerFast(
@@ -208,17 +219,18 @@ def scripted(say: Say, behaviour: Behaviour = Behaviour.POLICY) -> Actor:
 
 def stage_of(
     env: Env,
-    solver: Actor,
-    critic: Actor | None = None,
+    solver: Speaker,
+    critic: Speaker | None = None,
     *,
     prompts: Mapping[str, Prompt] = MAZE_PROMPTS,
     conditions: Mapping[str, Condition] = CONDITIONS,
     seed: int = 0,
     scene: tuple[object, ...] = ("train", 0),
+    reference: Policy | None = None,
     **sampling: Any,
 ) -> Stage:
     spec = SamplingSettings(**({"max_tokens": 4, "critic_max_tokens": 4} | sampling))
-    return Stage(env, solver, critic or solver, prompts, conditions, spec, seed, scene)
+    return Stage(env, solver, critic or solver, prompts, conditions, spec, seed, scene, reference)
 
 
 def maze_stage(env: Maze, policy: Policy, **rest: Any) -> Stage:

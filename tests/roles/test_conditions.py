@@ -9,13 +9,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from inwit.envs import Split
+from inwit.envs import Env, Split
 from inwit.envs.checkout import Checkout, CheckoutSettings, build_tokenizer
 from inwit.envs.checkout.shop import Shop
+from inwit.envs.lock import Lock, LockSettings
+from inwit.envs.lock import build_tokenizer as build_lock_tokenizer
 from inwit.errors import ForbiddenField, InwitError
 from inwit.roles import CONDITIONS, Prompt, Renderer, View, load_prompt
 from inwit.roles.prompt import parse_prompt
-from inwit.rows import Condition, Sees
+from inwit.rows import Completion, Condition, Sees, Stop
 
 from .families import tokenizer_of
 
@@ -28,7 +30,12 @@ def secret(field: Sees, rest: str = "") -> str:
 
 
 def text_of(renderer: Renderer, prompt: Prompt, view: View) -> str:
-    ids = renderer.prompt_ids(prompt, view)
+    """What the policy is shown: of `again` what is added to its conversation, else a beginning."""
+    if prompt.name == "again":
+        silent = Completion((), (), Stop.LENGTH)
+        ids = renderer.continuation_ids(silent, prompt.instruction(view))
+    else:
+        ids = renderer.prompt_ids(prompt, view)
     return str(renderer.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -171,19 +178,91 @@ def test_what_a_policy_writes_is_not_read_as_a_field(renderer):
     assert SECRET not in shown
 
 
+# ------------------------------------------------------------------ who must not know
+
+UNTOLD: dict[str, Condition] = {
+    "again": frozenset({Sees.OUTCOME, Sees.FEEDBACK, Sees.REFERENCE, Sees.CRITIQUE}),
+    "feedback": frozenset({Sees.OUTCOME, Sees.FEEDBACK, Sees.REFERENCE, Sees.CRITIQUE}),
+    "refine": frozenset({Sees.OUTCOME, Sees.FEEDBACK, Sees.REFERENCE}),
+    "given": frozenset({Sees.OUTCOME, Sees.FEEDBACK, Sees.REFERENCE, Sees.CRITIQUE}),
+}
+"""Prompts of self-correction that is to be the model's own, and what would tell it the outcome."""
+
+subsets = st.frozensets(st.sampled_from(list(Sees)))
+orders = st.permutations(list(Sees))
+whatever = st.dictionaries(st.sampled_from(list(Sees)), st.one_of(plain, tricky))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(UNTOLD)), subsets, orders, st.tuples(plain, plain), whatever)
+@example("again", frozenset({Sees.OUTCOME}), list(Sees), ("", ""), {})
+@example("feedback", frozenset({Sees.REFERENCE}), list(Sees), ("", ""), {Sees.REFERENCE: ""})
+@example("given", frozenset({Sees.CRITIQUE}), list(Sees), ("", ""), {})
+@example("refine", frozenset({Sees.CRITIQUE, Sees.FEEDBACK}), list(Sees), ("", ""), {})
+def test_who_is_to_find_out_alone_is_told_nothing(renderer, name, asked, order, around, fields):
+    """LESSONS 5: a prompt that asks for the outcome is refused, whatever there would be to tell.
+
+    When it is loaded, when it is filled in as text, and when it becomes ids; also where the field
+    is empty, or not there at all.
+    """
+    body = around[0] + " ".join("{" + f + "}" for f in order if f in asked) + around[1]
+    prompt = parse_prompt(name, f"@@ user\n{body}", f"{name}.txt")
+    condition = CONDITIONS[name]
+    view = View(condition, dict.fromkeys(condition, "shown") | fields)
+    assert prompt.fields == asked
+    told = asked & UNTOLD[name]
+    for field in UNTOLD[name]:
+        with pytest.raises(ForbiddenField):
+            view[field]
+    if not told:
+        prompt.check(condition)
+        view = View(condition, {f: secret(f) for f in Sees})
+        for shown in (text_of(renderer, prompt, view), prompt.instruction(view)):
+            assert {f for f in Sees if secret(f) in shown} == asked
+        return
+    with pytest.raises(InwitError) as refused:
+        prompt.check(condition)
+    assert f"'{name}' shows {', '.join(sorted(told))}, which" in refused.value.what
+    for show in (prompt.filled, prompt.instruction, lambda v: renderer.prompt_ids(prompt, v)):
+        with pytest.raises(ForbiddenField):
+            show(view)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(UNTOLD)), values, values)
+def test_what_they_are_shown_is_the_same_whatever_the_outcome(renderer, name, one, other):
+    """LESSONS 5, 6: of our own prompts, too: what must not be told changes not one character."""
+    other = {f: other[f] if f in UNTOLD[name] else one[f] for f in Sees}
+    for folders in SHIPPED.values():
+        prompt = load_prompt(name, folders)
+        shown = [text_of(renderer, prompt, View(CONDITIONS[name], f)) for f in (one, other)]
+        assert shown[0] == shown[1]
+
+
 # ------------------------------------------------------------------ the prompts we ship
 
-SHIPPED = {"built-in": [], "checkout": [Checkout.prompts]}
+SHIPPED = {"built-in": [], "checkout": [Checkout.prompts], "lock": [Lock.prompts]}
 WIDEST: dict[str, Condition] = {
     "solver": frozenset({Sees.QUESTION}),
+    "again": frozenset({Sees.QUESTION, Sees.ATTEMPT}),
     "revision": frozenset({Sees.QUESTION, Sees.CRITIQUE}),
+    "refine": frozenset({Sees.QUESTION, Sees.ATTEMPT, Sees.CRITIQUE}),
+    "repair": frozenset({Sees.QUESTION, Sees.ATTEMPT, Sees.OUTCOME}),
+    "given": frozenset({Sees.QUESTION, Sees.ATTEMPT}),
     "critic": frozenset({Sees.QUESTION, Sees.ATTEMPT, Sees.OUTCOME}),
+    "feedback": frozenset({Sees.QUESTION, Sees.ATTEMPT}),
+    "reflection": frozenset({Sees.QUESTION, Sees.ATTEMPT, Sees.OUTCOME, Sees.FEEDBACK}),
 }
+SHORTER = {("checkout", "refine"): {Sees.ATTEMPT}}
+"""What an environment's own prompt leaves out though others of that name need it."""
 
 
 def test_the_conditions_are_what_the_methods_promise():
     """LESSONS 5: by default nobody sees the reference, and no revision sees the attempt."""
     assert CONDITIONS == WIDEST
+    assert not any(Sees.REFERENCE in condition for condition in CONDITIONS.values())
+    assert Sees.ATTEMPT not in CONDITIONS["revision"]
+    assert not any(CONDITIONS[name] & untold for name, untold in UNTOLD.items())
 
 
 @pytest.mark.parametrize("name", WIDEST)
@@ -195,17 +274,28 @@ def test_shipped_prompts_show_no_more_than_their_condition(renderer, where, name
     shown = text_of(renderer, prompt, View(CONDITIONS[name], {f: secret(f) for f in Sees}))
     seen = {f for f in Sees if secret(f) in shown}
     assert seen <= WIDEST[name]
-    assert Sees.QUESTION in seen
-    assert (Sees.CRITIQUE in seen) == (name == "revision")
-    assert (Sees.ATTEMPT in seen) == (name == "critic")
+    if name == "again":  # question and attempt are in the conversation already
+        assert not seen
+        return
+    needed = {Sees.QUESTION, Sees.ATTEMPT, Sees.CRITIQUE} - SHORTER.get((where, name), set())
+    assert seen & {Sees.QUESTION, Sees.ATTEMPT, Sees.CRITIQUE} == WIDEST[name] & needed
 
 
-def test_no_gold_answer_occurs_in_a_prompt_of_checkout():
-    """LESSONS 6: the gold string of a task is in no prompt whose condition forbids it."""
+def checkout() -> tuple[Env, Renderer]:
     env = Checkout(CheckoutSettings(train=300, dev=1, test=1))
-    renderer = Renderer(build_tokenizer(Shop.from_seed(env.settings.seed)))
+    return env, Renderer(build_tokenizer(Shop.from_seed(env.settings.seed)))
+
+
+def lock() -> tuple[Env, Renderer]:
+    return Lock(LockSettings(train=300, dev=1, test=1)), Renderer(build_lock_tokenizer())
+
+
+@pytest.mark.parametrize(("build", "n"), [(checkout, 2000), (lock, 4000)])
+def test_no_gold_answer_occurs_in_a_prompt(build, n):
+    """LESSONS 6: the gold string of a task is in no prompt whose condition forbids it."""
+    env, renderer = build()
     prompts = {name: load_prompt(name, [env.prompts]) for name in WIDEST}
-    wrong = [d for d in env.demonstrations(Random(0), 2000) if d.prompt == "critic"]
+    wrong = [d for d in env.demonstrations(Random(0), n) if d.prompt == "critic"]
     asked = 0
     for task in env.tasks(Split.TRAIN):
         attempts = [d for d in wrong if d.fields["question"] == task.question]

@@ -9,14 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inwit.envs.checkout import Checkout
-from inwit.errors import InwitError
-from inwit.roles import Renderer, View, load_prompt
-from inwit.roles.prompt import BUILT_IN, parse_prompt
+from inwit.envs.lock import Lock
+from inwit.errors import ForbiddenField, InwitError
+from inwit.roles import CONDITIONS, Prompt, Renderer, View, load_prompt
+from inwit.roles.prompt import BUILT_IN, ROLE_OF, parse_prompt
 from inwit.rows import Role, Sees
 
 from .families import tokenizer_of
 
-NAMES = ("solver", "revision", "critic")
+SOLVERS = ("solver", "again", "revision", "refine", "repair", "given")
+CRITICS = ("critic", "feedback", "reflection")
+NAMES = (*SOLVERS, *CRITICS)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,11 @@ def test_messages_are_read_in_order_with_their_text_trimmed():
 
 def test_a_role_follows_from_the_prompt_s_name():
     roles = {name: load_prompt(name, []).role for name in NAMES}
-    assert roles == {"solver": Role.SOLVER, "revision": Role.SOLVER, "critic": Role.CRITIC}
+    assert roles == dict.fromkeys(SOLVERS, Role.SOLVER) | dict.fromkeys(CRITICS, Role.CRITIC)
+
+
+def test_every_prompt_has_a_condition_and_a_role():
+    assert set(CONDITIONS) == set(ROLE_OF) == set(NAMES)
 
 
 def test_fields_of_all_messages_count():
@@ -172,6 +179,51 @@ def test_braces_are_filled_printed_or_refused_but_never_lost_alone(body):
     assert shown.replace("{", "").replace("}", "") == body.replace("{", "").replace("}", "")
 
 
+# ------------------------------------------------------------------ in text
+
+
+def test_for_an_endpoint_the_messages_are_filled_as_they_stand():
+    text = "@@ system\nAs {{x}}.\n@@ user\n{question} {attempt}\n@@ assistant\nI {question}"
+    view = View(frozenset(Sees), {Sees.QUESTION: "2 + 2?", Sees.ATTEMPT: "{question}"})
+    assert parse_prompt("critic", text, "critic.txt").filled(view) == [
+        ("system", "As {x}."),
+        ("user", "2 + 2? {question}"),
+        ("assistant", "I 2 + 2?"),
+    ]
+
+
+@settings(deadline=None)
+@given(st.text("{}\\ab1 ", max_size=12))
+def test_in_text_a_message_says_what_it_says_in_ids(body):
+    """One prompt file, whoever is asked with it."""
+    view = View(frozenset(Sees), {field: f"[{field}]" for field in Sees})
+    renderer = Renderer(tokenizer_of("llama3"))
+    try:
+        prompt = parse_prompt("solver", f"@@ user\n|{body}{{question}}|", "solver.txt")
+    except InwitError:
+        return
+    assert [("user", printed(renderer, f"|{body}{{question}}|"))] == prompt.filled(view)
+
+
+def test_an_instruction_is_one_user_message_with_its_fields_filled():
+    prompt = parse_prompt("again", "@@ user\nIs {attempt} the answer to {question}?", "again.txt")
+    fields = {Sees.QUESTION: "2 + 2?", Sees.ATTEMPT: "5", Sees.OUTCOME: "wrong"}
+    assert prompt.instruction(View(CONDITIONS["again"], fields)) == "Is 5 the answer to 2 + 2??"
+    with pytest.raises(ForbiddenField, match="asks for 'attempt'"):
+        prompt.instruction(View(frozenset({Sees.QUESTION}), fields))
+
+
+@pytest.mark.parametrize(
+    "speakers", [("system", "user"), ("user", "user"), ("user", "assistant"), ("system",), ()]
+)
+def test_an_instruction_of_any_other_messages_is_refused(speakers):
+    """Nothing but a user's turn can go on a conversation: a system message would be lost."""
+    prompt = Prompt("again", tuple((speaker, "Look again.") for speaker in speakers))
+    with pytest.raises(InwitError, match="'again' goes on a conversation") as caught:
+        prompt.instruction(View(frozenset(), {}))
+    assert "one '@@ user' message" in caught.value.fix
+
+
 # ------------------------------------------------------------------ look-up
 
 
@@ -208,6 +260,9 @@ def test_a_prompt_that_nobody_plays_is_refused_with_the_nearest_name():
     with pytest.raises(InwitError, match="No prompt is called 'critique'") as caught:
         load_prompt("critique", [])
     assert "Did you mean 'critic'?" in caught.value.fix
+    with pytest.raises(InwitError, match="No prompt is called 'refined'") as caught:
+        load_prompt("refined", [])
+    assert "Did you mean 'refine'?" in caught.value.fix
 
 
 @pytest.mark.parametrize("head", ["\ufeff", ""])
@@ -221,11 +276,14 @@ def test_files_of_other_editors_read_the_same(tmp_path, head, newline):
     )
 
 
-@pytest.mark.parametrize("folder", [BUILT_IN, Checkout.prompts], ids=["built-in", "checkout"])
+@pytest.mark.parametrize(
+    "folder",
+    [BUILT_IN, Checkout.prompts, Lock.prompts],
+    ids=["built-in", "checkout", "lock"],
+)
 def test_every_shipped_file_is_a_prompt_with_a_role(folder):
+    """Openings have a system and a user message; `again` goes on a conversation."""
     assert {path.stem for path in folder.glob("*.txt")} == set(NAMES)
     for name in NAMES:
-        assert [speaker for speaker, _ in load_prompt(name, [folder]).messages] == [
-            "system",
-            "user",
-        ]
+        speakers = [speaker for speaker, _ in load_prompt(name, [folder]).messages]
+        assert speakers == (["user"] if name == "again" else ["system", "user"]), name

@@ -23,12 +23,16 @@ FIELDS = {
     Sees.QUESTION: "A café sells 3 “crêpes” at 4 € each.\nWhat do they cost, in \\frac{1}{2} €?",
     Sees.ATTEMPT: "3 + 4 = 7, twice that is 14.\nAnswer: 14",
     Sees.OUTCOME: "The try was graded wrong.",
+    Sees.FEEDBACK: "Expected a price in €, got “14”.",
     Sees.CRITIQUE: "Crêpes at a price each: multiply, do not add.",
 }
 SAID = "3 * 4 = 12, twice that is 24.\nAnswer: 24"
 THOUGHT = f"<think>\nIn halves of a euro.\n</think>\n\n{SAID}"
 OBSERVATION = "Look at your last step again."
 CUT = "3 * 4 = 12, twice"
+OPENINGS = tuple(name for name in CONDITIONS if name != "again")
+"""Prompts that open a conversation; `again` goes on with one."""
+
 CASES = (*CONDITIONS, "continuation", "continuation_truncated")
 
 
@@ -43,10 +47,16 @@ def sampled(renderer: Renderer, text: str, stop: Stop = Stop.TOKEN) -> Completio
     return Completion(ids, (-1.0,) * len(ids), stop)
 
 
-def continued(renderer: Renderer, completion: Completion) -> Ids:
-    """What a second turn is shown: the first turn's prompt, what was sampled, the observation."""
+def continued(renderer: Renderer, completion: Completion, said: str = OBSERVATION) -> Ids:
+    """What a second turn is shown: the first one's prompt, what was sampled, what is then said."""
     prompt_ids = renderer.prompt_ids(load_prompt("solver", []), view("solver"))
-    return prompt_ids + completion.ids + renderer.continuation_ids(completion, OBSERVATION)
+    return prompt_ids + completion.ids + renderer.continuation_ids(completion, said)
+
+
+def asked_again(renderer: Renderer, stop: Stop = Stop.TOKEN) -> Ids:
+    """What a second attempt in the same conversation is shown."""
+    instruction = load_prompt("again", []).instruction(view("again"))
+    return continued(renderer, sampled(renderer, SAID, stop), instruction)
 
 
 def finished(prompt: Prompt, *, takes_system: bool = True) -> list[dict[str, str]]:
@@ -75,7 +85,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize("name", OPENINGS)
 def test_a_first_prompt_has_the_ids_that_the_family_s_template_gives(family, name):
     """LESSONS 14: a role's prompt is rendered once, and is then what the template itself makes."""
     tokenizer = tokenizer_of(family)
@@ -107,6 +117,23 @@ def test_a_second_turn_has_the_ids_of_the_whole_conversation(family, stop):
     assert ids == template_ids(tokenizer, conversation)
 
 
+@pytest.mark.parametrize("stop", Stop)
+def test_a_second_attempt_has_the_ids_of_the_whole_conversation(family, stop):
+    """LESSONS 13, 14: the instruction is a user's turn like any other, in its own words."""
+    tokenizer = tokenizer_of(family)
+    [(speaker, instruction)] = load_prompt("again", []).messages
+    assert speaker == "user" and not load_prompt("again", []).fields
+    conversation = [
+        *finished(load_prompt("solver", []), takes_system=FAMILIES[family].takes_system),
+        {"role": "assistant", "content": SAID},
+        {"role": "user", "content": instruction},
+    ]
+
+    ids = asked_again(Renderer(tokenizer), stop)
+
+    assert ids == template_ids(tokenizer, conversation)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_golden(family, case):
     """LESSONS 14: one golden file per model family and role, to be read by people."""
@@ -116,6 +143,8 @@ def test_golden(family, case):
         ids = continued(renderer, sampled(renderer, THOUGHT if family == "qwen3" else SAID))
     elif case == "continuation_truncated":
         ids = continued(renderer, sampled(renderer, CUT, Stop.LENGTH))
+    elif case == "again":
+        ids = asked_again(renderer)
     else:
         ids = renderer.prompt_ids(load_prompt(case, []), view(case))
     text = tokenizer.decode(list(ids), skip_special_tokens=False) + "[end]\n"
@@ -201,7 +230,7 @@ def test_a_demonstration_is_written_as_the_policy_writes(family):
     assert renderer.text(renderer.completion_ids(SAID)) == SAID
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize("name", OPENINGS)
 def test_smollm2_s_own_tokenizer(name):
     """LESSONS 14: the same with the family's own 49,152 tokens."""
     tokenizer = real_smollm2()
@@ -210,3 +239,15 @@ def test_smollm2_s_own_tokenizer(name):
     assert renderer.prompt_ids(prompt, view(name)) == template_ids(tokenizer, finished(prompt))
     assert renderer.stop_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     assert renderer.text(renderer.completion_ids(SAID)) == SAID
+
+
+def test_smollm2_s_own_tokenizer_in_a_second_attempt():
+    """LESSONS 13: the same where the conversation goes on."""
+    tokenizer = real_smollm2()
+    [(_, instruction)] = load_prompt("again", []).messages
+    conversation = [
+        *finished(load_prompt("solver", [])),
+        {"role": "assistant", "content": SAID},
+        {"role": "user", "content": instruction},
+    ]
+    assert asked_again(Renderer(tokenizer)) == template_ids(tokenizer, conversation)

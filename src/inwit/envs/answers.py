@@ -62,6 +62,22 @@ def same_answer(given: str, gold: str) -> bool:
     return same_words and _numbers(answer) == _numbers(gold)
 
 
+def short_answer(given: str, gold: str) -> str:
+    """What `given` answers, written so that equal answers are equal texts.
+
+    Gold decides only how: as a number where it is one, else as words.
+    """
+    answer = final_answer(given)
+    if NUMBER.fullmatch(gold.strip()):
+        number = as_number(answer)
+        if number is not None:
+            return str(number)
+        return _squeezed(answer) if NUMBER.search(answer) else normalised(answer)
+    if FORMULA.search(gold):
+        return _squeezed(answer)
+    return " ".join([normalised(answer), *map(str, _numbers(answer))])
+
+
 def _squeezed(text: str) -> str:
     return "".join(text.lower().split()).rstrip(".")
 

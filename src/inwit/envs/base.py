@@ -111,11 +111,13 @@ class Env(ABC):
     Attributes:
         prompts: folder of prompt texts that go before the built-in ones, if any.
         max_turns: the most generations in one attempt.
+        marker: a word after which a model may be expected to correct itself.
     """
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
     prompts: ClassVar[Path | None] = None
     max_turns: int = 1
+    marker: ClassVar[str] = "Wait"
 
     def __init__(self, settings: EnvSettings) -> None:
         self.settings = settings
@@ -136,6 +138,29 @@ class Env(ABC):
     def demonstrations(self, rng: Random, n: int) -> Sequence[Demonstration]:
         """n examples for supervised learning, if the environment can make them."""
         raise NotImplementedError(f"{type(self).__name__} makes no demonstrations")
+
+    def answer_of(self, task: Task, text: str) -> str:
+        """What an attempt's text comes down to: two attempts with equal answers did not differ.
+
+        Votes are counted by it, and changes of mind.
+        """
+        del task
+        return " ".join(text.split())
+
+    def verdict(self, text: str) -> bool | None:
+        """Whether a second attempt says that the first was wrong; None where it says neither."""
+        del text
+        return None
+
+    def second_attempt(self, before: str, answer: str) -> str:
+        """An answer as it would be written after an attempt `before`, to be imitated."""
+        del before
+        return answer
+
+    def wrong_answer(self, task: Task) -> str | None:
+        """A wrong answer to be shown to a model and mended; None where there is none."""
+        wrong = task.data.get("wrong")
+        return None if wrong is None else str(wrong)
 
     def critique_size(self, text: str, tokens: int) -> float:
         """L_c of ICRL Eq. 3: what the length penalty counts. Tokens, unless told otherwise."""

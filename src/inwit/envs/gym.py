@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from inwit.envs.answers import same_answer
+from inwit.envs.answers import same_answer, short_answer
 from inwit.envs.base import AnswerEnv, EnvSettings, Result, Split, Task
 from inwit.errors import InwitError, nearest
 from inwit.seeding import derive
@@ -68,6 +68,9 @@ class ReasoningGym(AnswerEnv):
 
     def grade(self, task: Task, answer: str) -> Result:
         return Result.of(same_answer(answer, task.reference))
+
+    def answer_of(self, task: Task, text: str) -> str:
+        return short_answer(text, task.reference)
 
 
 def _create(settings: ReasoningGymSettings) -> Any:

@@ -9,7 +9,7 @@ from random import Random
 
 from pydantic import Field
 
-from inwit.envs.answers import same_answer
+from inwit.envs.answers import same_answer, short_answer
 from inwit.envs.base import AnswerEnv, Demonstration, EnvSettings, Result, Split, Task
 from inwit.errors import InwitError, nearest
 from inwit.seeding import rng
@@ -19,10 +19,11 @@ class QuestionsSettings(EnvSettings):
     file: Path = Field(description="JSON Lines, one task a line")
     question: str = Field("question", description="its column with the question")
     answer: str = Field("answer", description="its column with the answer, a number or a few words")
+    wrong: str | None = Field(None, description="its column with a wrong answer, to be mended")
     solution: str | None = Field(None, description="its column with an answer worth imitating")
     max_characters: int | None = Field(None, ge=1, description="longer questions are left out")
     dev: float = Field(0.1, ge=0, lt=1, description="share of the tasks held out for tuning")
-    test: float = Field(0.1, ge=0, lt=1, description="share held out for the end")
+    test: float = Field(0.1, ge=0, le=1, description="share held out for the end")
     seed: int = Field(0, description="of the split")
 
 
@@ -71,6 +72,9 @@ class Questions(AnswerEnv):
     def grade(self, task: Task, answer: str) -> Result:
         return Result.of(same_answer(answer, task.reference))
 
+    def answer_of(self, task: Task, text: str) -> str:
+        return short_answer(text, task.reference)
+
 
 def read_tasks(settings: QuestionsSettings) -> list[Task]:
     """Every line as a task. Raises InwitError with file and line where one is broken."""
@@ -104,7 +108,8 @@ def _task(line: str, settings: QuestionsSettings, where: str, number: str) -> Ta
         raise InwitError(f"{where}: not JSON ({error.msg}).", "One JSON object a line.") from error
     if not isinstance(record, dict):
         raise InwitError(f"{where}: not a JSON object.", "One JSON object a line.")
-    for column in filter(None, (settings.question, settings.answer, settings.solution)):
+    extra = {"solution": settings.solution, "wrong": settings.wrong}
+    for column in filter(None, (settings.question, settings.answer, *extra.values())):
         if column not in record:
             raise InwitError(f"{where}: no column '{column}'.", nearest(column, record))
         if not isinstance(value := record[column], (str, int, float)):
@@ -115,5 +120,5 @@ def _task(line: str, settings: QuestionsSettings, where: str, number: str) -> Ta
     question, answer = (str(record[c]).strip() for c in (settings.question, settings.answer))
     if not question or not answer:
         raise InwitError(f"{where}: an empty question or answer.", "Fill it in, or drop the line.")
-    data = {"solution": str(record[settings.solution])} if settings.solution else {}
+    data = {name: str(record[column]) for name, column in extra.items() if column}
     return Task(str(record.get("id", number)), question, answer, data)

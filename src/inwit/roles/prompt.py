@@ -20,7 +20,18 @@ from inwit.rows import Condition, Role, Sees
 BUILT_IN = Path(__file__).parent / "prompts"
 SPEAKERS = ("system", "user", "assistant")
 FIELD = re.compile(r"\\[A-Za-z]+(?:\{\w*\})+|\{\{|\}\}|\{([a-z]+)\}")
-ROLE_OF = {"solver": Role.SOLVER, "revision": Role.SOLVER, "critic": Role.CRITIC}
+ROLE_OF = {
+    "solver": Role.SOLVER,
+    "again": Role.SOLVER,
+    "revision": Role.SOLVER,
+    "refine": Role.SOLVER,
+    "repair": Role.SOLVER,
+    "given": Role.SOLVER,
+    "critic": Role.CRITIC,
+    "feedback": Role.CRITIC,
+    "reflection": Role.CRITIC,
+}
+"""Every prompt by name, and who speaks under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +54,21 @@ class Prompt:
         """The messages as (speaker, text), for a model that is spoken to in text."""
 
         def fill(match: re.Match[str]) -> str:
-            return view[match[1]] if match[1] else match[0][0]
+            if match[1]:
+                return view[match[1]]
+            return match[0][0] if match[0] in ("{{", "}}") else match[0]
 
         return [(speaker, FIELD.sub(fill, text)) for speaker, text in self.messages]
+
+    def instruction(self, view: Mapping[str, str]) -> str:
+        """The text of a prompt that only goes on a conversation: one user message."""
+        filled = self.filled(view)
+        if [speaker for speaker, _ in filled] != ["user"]:
+            raise InwitError(
+                f"The prompt '{self.name}' goes on a conversation: it must be one user message.",
+                "Write one '@@ user' message and nothing else.",
+            )
+        return filled[0][1]
 
     def check(self, condition: Condition) -> None:
         """Raise InwitError if the text asks for more than the condition allows."""

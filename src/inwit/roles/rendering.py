@@ -74,7 +74,11 @@ class Renderer:
 
     def completion_ids(self, text: str) -> Ids:
         """A demonstration as the policy would have written it, stop token included."""
-        return (*self._encode(self._plain(text)), self.stop_ids[0])
+        return (*self.text_ids(text), self.stop_ids[0])
+
+    def text_ids(self, text: str) -> Ids:
+        """A text's ids alone: the beginning of an answer."""
+        return self._encode(self._plain(text))
 
     def text(self, ids: Ids) -> str:
         """What the ids say, without special tokens."""
@@ -83,7 +87,7 @@ class Renderer:
 
     def length(self, text: str) -> int:
         """How many tokens a text has."""
-        return len(self._encode(self._plain(text)))
+        return len(self.text_ids(text))
 
     def random_text(self, rng: Random, n: int) -> str:
         """n random tokens as text: what a critique is compared with that says nothing."""
