@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes" / "checkout"
 TIMES = ("cpu_seconds", "wall_seconds", "total/cpu_seconds")
+KILLED = -signal.SIGKILL
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 
 
@@ -150,6 +151,20 @@ def run_until(recipe: str, out: Path, settings: list[str], doomed: Callable[...,
         go_on(out)
     else:
         run(recipe, out, *settings)
+
+
+def killed(recipe: str, out: Path, settings: list[str], name: str, nth: int) -> None:
+    """A run killed when it opens a file of this name for the n-th time."""
+    process = in_process(run_until, recipe, out, settings, Opening(name, nth))
+    process.join()
+    assert process.exitcode == KILLED
+    assert not (out / "summary.json").exists()
+
+
+def newest(out: Path) -> int:
+    """The step of the newest whole checkpoint; 0 where there is none."""
+    found = [int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*")]
+    return max(found, default=0)
 
 
 def count_changes(recipe: str, out: Path, settings: list[str], report: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inwit.alarms import PARITY, SILENCE, WINDOW, alarms
+from inwit.alarms import EDITS, FALL, PARITY, SILENCE, WINDOW, alarms
 
 
 def history(sizes: list[float | None], **last: Any) -> list[dict[str, Any]]:
@@ -107,3 +107,125 @@ def test_weights_that_leave_little_in_effect():
     assert "effective sample" in alarms([{"effective_share": 0.05}], exact=True)
     assert alarms([{"effective_share": 0.5}], exact=True) == {}
     assert alarms([{"effective_share": None}], exact=True) == {}
+
+
+# ---------------------------------------------------------------------- second answers
+
+
+def lines_of(n: int = WINDOW, **columns: tuple[float | None, float | None]) -> list[dict[str, Any]]:
+    """n steps with the first value of each column, and then n with the second."""
+    names = {
+        "shaped": "reward/shaped",
+        "first": "success/first",
+        "edited": "again/edited",
+        "delta": "again/delta",
+    }
+    return [{names[k]: v[i] for k, v in columns.items()} for i in (0, 1) for _ in range(n)]
+
+
+def raised(history: list[dict[str, Any]]) -> set[str]:
+    return set(alarms(history, exact=True))
+
+
+def test_failing_first_on_purpose_is_told():
+    """LESSONS 4: the shaped reward rises while first attempts fall: the bonus is being farmed."""
+    found = alarms(lines_of(first=(0.5, 0.2), shaped=(0.1, 2.5)), exact=True)
+    assert set(found) == {"failing on purpose"}
+    message = found["failing on purpose"]
+    assert "fell from 50.0% to 20.0%" in message
+    assert "rose from 0.10 to 2.50" in message
+    assert "later turn only" in message
+    assert "method.alpha" in message
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"first": (0.5, 0.2), "shaped": (1.0, 0.5)},  # both fall: it is unlearning, not farming
+        {"first": (0.5, 0.2), "shaped": (1.0, 1.0)},
+        {"first": (0.2, 0.5), "shaped": (0.1, 2.5)},  # both rise: as it should be
+        {"first": (0.5, 0.5), "shaped": (0.1, 2.5)},
+        {"first": (0.5, 0.5 - FALL / 2), "shaped": (0.1, 2.5)},  # a wobble
+        {"first": (0.5, 0.2)},  # a method without a shaped reward
+        {"first": (0.5, 0.2), "shaped": (None, None)},
+        {"first": (None, None), "shaped": (0.1, 2.5)},
+        {"shaped": (0.1, 2.5)},
+    ],
+)
+def test_no_false_alarm_about_failing_on_purpose(columns):
+    """LESSONS 4: nothing is said where first attempts hold, or nothing is gained by failing."""
+    assert raised(lines_of(**columns)) == set()
+
+
+def test_failing_on_purpose_needs_two_whole_windows():
+    """LESSONS 4: a noisy step, or a stage just begun, accuses nobody."""
+    history = lines_of(first=(0.5, 0.2), shaped=(0.1, 2.5))
+    assert raised(history[1:]) == raised(history[:-1]) == set()
+    assert raised(history) == {"failing on purpose"}
+    calm = lines_of(first=(0.5, 0.5), shaped=(0.1, 0.1))
+    calm[-1] |= {"success/first": 0.3, "reward/shaped": 5.0}
+    assert raised(calm) == set()
+    recovered = [*history, *lines_of(first=(0.5, 0.5), shaped=(2.5, 2.5))]
+    assert raised(recovered) == set()
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(-11, 11), st.floats(-11, 11))
+@settings(deadline=None)
+def test_the_line_between_falling_and_wobbling(before, now, poor, rich):
+    """LESSONS 4: told if and only if first attempts fell and the shaped reward rose."""
+    history = lines_of(first=(before, now), shaped=(poor, rich))
+    told = "failing on purpose" in raised(history)
+    if before - now > FALL + 1e-6 and rich > poor + 1e-6:
+        assert told
+    if before - now < FALL - 1e-6 or rich < poor - 1e-6:
+        assert not told
+
+
+def test_second_answers_that_only_repeat_are_told():
+    found = alarms(lines_of(edited=(0.4, 0.0), first=(0.3, 0.3)), exact=True)
+    assert set(found) == {"no correction"}
+    message = found["no correction"]
+    assert "0.0% changed" in message
+    assert "70.0% of the first are wrong" in message
+    assert "stage I" in message
+
+
+def test_second_answers_that_always_change_are_told():
+    found = alarms(lines_of(edited=(0.4, 1.0), first=(0.3, 0.3)), exact=True)
+    assert set(found) == {"only correction"}
+    message = found["only correction"]
+    assert "100.0% changed" in message
+    assert "30.0% of the first are right" in message
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"edited": (0.4, 0.4), "first": (0.3, 0.3)},
+        {"edited": (0.0, 0.4), "first": (0.3, 0.3)},  # it began so, and learned better
+        {"edited": (1.0, 0.4), "first": (0.3, 0.3)},
+        {"edited": (0.4, 2 * EDITS), "first": (0.3, 0.3)},  # seldom is not never
+        {"edited": (0.4, 1 - 2 * EDITS), "first": (0.3, 0.3)},
+        {"edited": (0.4, 0.0), "first": (0.9, 1.0)},  # there is nothing left to correct
+        {"edited": (0.4, 1.0), "first": (0.1, 0.0)},  # everything needs changing
+        {"edited": (None, None), "first": (0.3, 0.3)},  # nobody is asked again
+        {"edited": (0.0, 0.0), "first": (None, None)},
+        {"edited": (1.0, 1.0)},
+        {"first": (0.3, 0.3)},
+    ],
+)
+def test_no_false_alarm_about_second_answers(columns):
+    assert raised(lines_of(**columns)) == set()
+
+
+def test_second_answers_are_judged_over_windows():
+    for edited, kind in ((0.0, "no correction"), (1.0, "only correction")):
+        history = lines_of(edited=(0.4, edited), first=(0.3, 0.3))
+        assert raised(history) == {kind}
+        assert raised(history[:-1]) == raised(history[1:]) == set()
+        assert raised([*history[:-1], history[0]]) == set()  # one step that is otherwise
+
+
+def test_what_is_wrong_with_second_answers_is_told_together():
+    history = lines_of(edited=(0.5, 1.0), first=(0.5, 0.2), shaped=(0.0, 2.0))
+    assert raised(history) == {"failing on purpose", "only correction"}

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inwit.engines.openai import OpenAISettings
+from inwit.engines.torch import TorchSettings
 from inwit.errors import InwitError
+from inwit.evaluation.protocols import PROTOCOLS
 from inwit.recipe import Recipe, load_recipe, override, parse_recipe
 from inwit.rows import Sees
 from tests.conftest import ROOT
@@ -66,7 +69,7 @@ queries = 2
 def assert_equal(a: Recipe, b: Recipe) -> None:
     for field in fields(Recipe):
         mine, yours = getattr(a, field.name), getattr(b, field.name)
-        if field.name in ("env", "method"):
+        if field.name in ("env", "method", "protocol"):
             assert type(mine) is type(yours)
             mine, yours = mine.settings, yours.settings
         assert mine == yours, field.name
@@ -143,7 +146,6 @@ def test_an_unknown_section_or_key_is_named_with_its_nearest(changes, unknown, m
         ({"engine": {"dtype": "float64"}}, "engine.dtype", "'float64'"),
         ({"engine": {"lora": {"rank": 0}}}, "engine.lora.rank", "0"),
         ({"engine": {"name": "jax"}}, "engine.name", "'jax'"),
-        ({"eval": {"protocol": "debate"}}, "eval.protocol", "'debate'"),
         ({"tracking": ["mlflow"]}, "tracking.0", "'mlflow'"),
         ({"method": {"name": "icrl", "critic_sees": ["gold"]}}, "method.critic_sees", "'gold'"),
         ({"env": {**SMALL, "basket": 11}}, "env.basket", "11"),
@@ -217,6 +219,99 @@ def test_an_unknown_method_or_environment_is_told_its_nearest(changes, meant):
     with pytest.raises(InwitError) as error:
         parse_recipe(tables(**changes), "my.toml")
     assert meant in str(error.value)
+
+
+# ---------------------------------------------------------------------- engines and protocols
+
+
+def test_an_engine_is_chosen_by_name():
+    assert isinstance(parse_recipe(tables(), "my.toml").engine, TorchSettings)
+    url = "http://localhost:8000/v1"
+    recipe = parse_recipe(tables(engine={"name": "openai", "url": url, "budget": 9}), "my.toml")
+    assert isinstance(recipe.engine, OpenAISettings)
+    assert (recipe.engine.url, recipe.engine.budget) == (url, 9)
+    again = parse_recipe(tomllib.loads(recipe.as_toml()), "again")
+    assert_equal(again, recipe)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"name": "tourch"}, "Did you mean 'torch'?"),
+        ({"name": 3}, "'engine.name' is 3"),
+        ({"name": "openai"}, "'engine.url' is missing"),
+        ({"name": "openai", "url": "http://x/v1", "lora": {}}, "unknown key 'engine.lora'"),
+        ({"url": "http://x/v1"}, "unknown key 'engine.url'"),
+        ("torch", "'engine' is 'torch'"),
+    ],
+)
+def test_each_engine_has_settings_of_its_own(engine, says):
+    assert says in refusal(engine=engine)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS.known())
+def test_every_protocol_can_be_named_and_reads_back(name):
+    recipe = parse_recipe(tables(eval={"protocol": name}), "my.toml")
+    assert type(recipe.protocol) is PROTOCOLS.find(name)
+    assert recipe.protocol.name == name
+    assert_equal(parse_recipe(tomllib.loads(recipe.as_toml()), "again"), recipe)
+
+
+def test_a_protocol_gets_its_options():
+    data = tables(eval={"protocol": "intrinsic", "options": {"turns": 4}})
+    recipe = parse_recipe(data, "my.toml")
+    assert recipe.protocol.settings.model_dump() == {"turns": 4}
+    assert parse_recipe(tables(), "my.toml").protocol.name == "direct"
+    again = parse_recipe(tomllib.loads(recipe.as_toml()), "again")
+    assert_equal(again, recipe)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "meant"),
+    [
+        ({"protocol": "debate"}, "[eval] no protocol is called 'debate'.", "'direct'"),
+        ({"protocol": "zzz"}, "[eval] no protocol is called 'zzz'.", "Known: critique, direct, "),
+        ({"protocol": "intrinsc"}, "[eval] no protocol is called", "Did you mean 'intrinsic'?"),
+        ({"options": {"turns": 2}}, "'direct' does not take turns = 2", "Its options: none."),
+        (
+            {"protocol": "intrinsic", "options": {"turns": 1}},
+            "'intrinsic' does not take turns = 1",
+            "Its options: turns.",
+        ),
+        (
+            {"protocol": "parallel", "options": {"turns": 2}},
+            "'parallel' does not take turns = 2",
+            "Its options: k.",
+        ),
+        ({"options": 3}, "'eval.options' is 3", ""),
+        ({"option": {}}, "unknown key 'eval.option'", "'options'"),
+    ],
+)
+def test_a_protocol_or_an_option_that_does_not_exist_is_refused(settings, says, meant):
+    message = refusal(eval=settings)
+    assert says in message
+    assert meant in message
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ({"name": "score"}, "'method.stage_one_steps' is missing"),
+        ({"name": "score", "stage_one_steps": 0}, "'method.stage_one_steps' is 0"),
+        ({"name": "score", "stage_one_steps": 2, "group_size": 1}, "'method.group_size' is 1"),
+        ({"name": "score", "stage_one_steps": 2, "without": "stage_two"}, "'method.without' is"),
+        (
+            {"name": "score", "stage_one_steps": 2, "without": "on_policy", "base_share": 0.5},
+            "makes all first attempts fixed",
+        ),
+        (
+            {"name": "score", "stage_one_steps": 2, "without": "stage_one", "bonus": "all_turns"},
+            "are two ablations: choose one",
+        ),
+    ],
+)
+def test_settings_of_score_that_mean_nothing_are_refused(method, says):
+    assert says in refusal(method=method)
 
 
 # ---------------------------------------------------------------------- files
@@ -438,7 +533,13 @@ def test_unusual_settings_survive_writing_and_reading(tmp_path):
             engine={"lora": {"rank": 3, "targets": ["q_proj", "v_proj"]}, "max_batch": 7},
             optimizer={"betas": [0.1, 0.2], "schedule": "cosine", "lr": 1e-300},
             sampling={"max_context": 99},
-            eval={"every": 2, "test_at_tokens": [10, 20], "tasks": 3},
+            eval={
+                "every": 2,
+                "test_at_tokens": [10, 20],
+                "tasks": 3,
+                "protocol": "injected",
+                "options": {"marker": 'Wait — "no"'},
+            },
         ),
         "my.toml",
     )
@@ -448,6 +549,7 @@ def test_unusual_settings_survive_writing_and_reading(tmp_path):
     assert found["w_max"] == float("inf")
     assert found["critic_sees"] == set(Sees) - {Sees.CRITIQUE, Sees.FEEDBACK}
     assert again.eval.test_at_tokens == (10, 20)
+    assert again.protocol.settings.model_dump() == {"marker": 'Wait — "no"'}
 
 
 @settings(deadline=None, max_examples=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,30 +16,24 @@ import pytest
 from inwit.envs.checkout.shop import Shop
 from inwit.errors import InwitError
 from tests.conftest import (
+    KILLED,
     RECIPES,
     Change,
-    Opening,
     assert_same_run,
     count_changes,
     files,
     go_on,
     in_process,
+    killed,
     lines,
+    newest,
     run,
     run_until,
 )
 
-KILLED = -signal.SIGKILL
-
 
 def inwit(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "inwit", *map(str, arguments)]
-
-
-def newest(out: Path) -> int:
-    """The step of the newest whole checkpoint; 0 where there is none."""
-    found = [int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*")]
-    return max(found, default=0)
 
 
 def last_step(out: Path) -> int:
@@ -61,14 +54,6 @@ def kill_once(process: subprocess.Popen[bytes], out: Path, checkpoint: int, step
         time.sleep(0.01)
     process.kill()
     assert process.wait() == KILLED
-
-
-def killed(recipe: str, out: Path, settings: list[str], name: str, nth: int) -> None:
-    """A run killed when it opens a file of this name for the n-th time."""
-    process = in_process(run_until, recipe, out, settings, Opening(name, nth))
-    process.join()
-    assert process.exitcode == KILLED
-    assert not (out / "summary.json").exists()
 
 
 # ---------------------------------------------------------------------- kill -9, in the middle
@@ -126,6 +111,11 @@ KINDS = {
     "icrl": ("debug-icrl", ["optimizer.schedule=cosine", "optimizer.warmup=5"]),
     "lora": ("debug-icrl", ["engine.lora.rank=4", "optimizer.lr=3e-3"]),
     "frozen critic": ("debug-icrl", ["method.critic=frozen", "method.kl=0.05"]),
+    "rloo": ("debug-grpo", ["method={name = 'rloo', group_size = 8, kl = 0.1}"]),
+    "multi-turn": (
+        "debug-grpo",
+        ["method={name = 'multi_turn_rl', group_size = 8, kl = 0.1}", "eval.protocol=intrinsic"],
+    ),
     "lora, frozen critic": ("debug-icrl", ["engine.lora.rank=4", "method.critic=frozen"]),
 }
 
@@ -153,7 +143,7 @@ def assert_learned(folder: Path, kind: str) -> None:
     steps = lines(folder, kind="train")
     assert sum(line["rows_trained"] > 0 for line in steps) > len(steps) / 2
     assert any(line["grad_norm"] > 0 for line in steps[-2:])
-    if kind != "sft" and kind != "grpo":
+    if kind not in ("sft", "grpo", "rloo", "multi-turn"):
         assert any(line["weight_mean"] is not None for line in steps)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inwit.errors import InwitError
+from inwit.files import append_jsonl, cut_torn_line, plain, read_jsonl, write_json
 from inwit.rows import (
     Attempt,
     Behaviour,
@@ -24,7 +25,7 @@ from inwit.rows import (
     Stop,
     Turn,
 )
-from inwit.runs import RunFolder, episode_record, plain, read_jsonl, versions, write_json
+from inwit.runs import PHASES, Counters, RunFolder, episode_record, versions
 from tests.conftest import files
 
 
@@ -147,6 +148,19 @@ def test_lines_after_a_step_are_taken_back(folder):
     assert folder.metrics() == []
 
 
+def test_an_evaluation_that_the_checkpoint_does_not_know_is_taken_back(tmp_path):
+    """It was made after the checkpoint, of the same step: the run makes it again."""
+    folder = RunFolder(tmp_path)
+    dev, test = ({"kind": "eval", "split": split} for split in ("dev", "test"))
+    steps = [{"kind": "train", "step": step} for step in (1, 2, 3)]
+    known = [dev | {"step": 0}, steps[0], dev | {"step": 1}, steps[1], test | {"step": 2}]
+    folder.append("metrics.jsonl", [*known, dev | {"step": 2}, steps[2]])
+    folder.truncate(2)
+    assert folder.metrics() == [*known, dev | {"step": 2}]
+    folder.truncate(2, evaluated=1)
+    assert folder.metrics() == known
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 400))
 def test_a_line_cut_anywhere_is_left_out(tmp_path_factory, cut):
@@ -256,6 +270,41 @@ def test_an_episode_is_written_with_all_that_was_said_and_trained():
         "logprobs": [-0.123457],
         "stop": "token",
     }
+
+
+# ---------------------------------------------------------------------- stages
+
+
+def test_stages_asked_for_by_hand_are_kept_with_the_steps_at_which_they_began(folder):
+    assert folder.stages_asked() == {}
+    folder.ask_stage(1)
+    assert folder.stages_asked() == {1: None}
+    folder.ask_stage(1, 40)
+    folder.ask_stage(2)
+    assert RunFolder(folder.path).stages_asked() == {1: 40, 2: None}
+
+
+def test_training_costs_what_was_not_evaluation():
+    seconds = dict(zip(PHASES, (1.0, 2.0, 4.0, 8.0), strict=True))
+    counters = Counters(sampled_tokens=5, trained_tokens=3, cpu_seconds=seconds)
+    assert PHASES[-1] == "evaluate" and counters.training_cpu == 7.0
+    assert counters.cost == {"sampled_tokens": 5, "trained_tokens": 3, "cpu_seconds": 7.0}
+    assert Counters().stages == [0] and Counters().stages is not Counters().stages
+
+
+def test_a_torn_last_line_is_cut_off_and_whole_ones_stay(tmp_path):
+    """So that what is added after a kill does not run into it."""
+    path = tmp_path / "lines.jsonl"
+    for before, after in {b"": b"", b'{"a": 1}\n': b'{"a": 1}\n', b'{"a"': b""}.items():
+        path.write_bytes(before)
+        cut_torn_line(path)
+        assert path.read_bytes() == after
+    append_jsonl(path, [{"a": 1}, {"a": "ä"}])
+    with path.open("ab") as file:
+        file.write('{"a": "€'.encode()[:-1])
+    cut_torn_line(path)
+    append_jsonl(path, [{"a": math.nan}])
+    assert read_jsonl(path) == [{"a": 1}, {"a": "ä"}, {"a": None}]
 
 
 def test_one_process_at_a_time_writes_to_a_run(tmp_path):

@@ -112,7 +112,7 @@ def test_the_recipe_in_the_folder_repeats_the_run(icrl, tmp_path):
 
 
 EVERY_METHOD = {
-    "kind", "step", "reward/first", "success/first", "survivors", "truncated", "errors",
+    "kind", "step", "stage", "reward/first", "success/first", "survivors", "truncated", "errors",
     "error_share", "turns", "tokens/attempt", "tokens/sampled", "rows", "rows_trained",
     "zero_advantage/solver", "group_size/solver", "loss", "grad_norm", "lr", "entropy",
     "clip_share", "kl", "parity", "tokens", "optimizer_steps", "alarms",
@@ -134,7 +134,7 @@ def test_every_step_logs_every_measure(icrl, grpo):
         assert [line["step"] for line in steps] == list(range(1, 9))
         for line in steps:
             assert set(line) >= EVERY_METHOD | CORRECTIONS
-            for key in EVERY_METHOD - {"kind", "alarms", "parity"}:
+            for key in EVERY_METHOD - {"kind", "stage", "alarms", "parity"}:
                 assert isinstance(line[key], int | float), key
     for line in lines(icrl, kind="train"):
         if line["critic/count"]:
@@ -240,6 +240,8 @@ def test_the_summary_says_what_happened(icrl):
     assert found["dev"] == lines(icrl, kind="eval", split="dev")[-1]
     assert found["last_step"] == steps[-1]
     assert found["dropped"] == 0
+    assert (found["stage"], found["stages"]) == ("", [0])  # there is one stage only
+    assert all(line["stage"] == "" for line in lines(icrl))
     assert found["wall_seconds"] > 0
     for phase in ("sample", "credit", "train"):
         spent = sum(s[f"seconds/{phase}"] for s in steps)
@@ -260,10 +262,18 @@ def test_dev_is_asked_at_its_steps_and_test_at_its_tokens(icrl, grpo):
         assert summary(folder)["test"] == {"200": test}
         for line in lines(folder, kind="eval"):
             assert line["protocol"] == protocol
-            assert line["first"]["n"] == 24
-            low, high = line["first"]["ci"]
-            assert low <= line["first"]["value"] <= high
-            assert (line["revision"] is not None) == (protocol == "critique")
+            assert (line["n"], line["samples"]) == (24, 1)
+            first = line["measures"]["a1"]
+            assert first["n"] == 24
+            assert first["value"] == first["count"] / 24
+            low, high = first["ci"]
+            assert low <= first["value"] <= high
+            assert ("repair_rate" in line["measures"]) == (protocol == "critique")
+            if protocol == "critique":
+                repaired = line["measures"]["repair_rate"]
+                assert repaired["n"] == 24 - first["count"]  # all failures, criticised or not
+                assert line["table"]["only_first"] == 0  # right answers are not asked again
+                assert repaired["count"] == line["table"]["only_second"]
 
 
 def test_the_final_model_is_anyones(icrl, model):
@@ -411,7 +421,8 @@ def test_a_grader_that_errs_on_everything_stops_the_run(envs, model, tmp_path):
     assert line["errors"] == 32
     assert line["reward/first"] is line["success/first"] is None  # not 0
     [dev] = lines(out, kind="eval")
-    assert dev["first"] == {"value": None, "right": 0, "n": 0, "ci": None, "errors": 24}
+    assert dev["measures"]["a1"] == {"value": None, "ci": None, "n": 0, "count": 0}
+    assert dev["measures"]["errors"]["count"] == dev["errors"] == 24
     assert line["rows"] == line["rows_trained"] == line["optimizer_steps"] == 0
     feedback = {a["feedback"] for e in lines(out, "episodes.jsonl") for a in e["attempts"]}
     assert feedback == {"ZeroDivisionError: division by zero"}
@@ -497,7 +508,7 @@ def test_a_run_that_is_never_good_enough_uses_all_its_steps(envs, model, tmp_pat
     run("debug-grpo", out, *settings)
     found = summary(out)
     assert (found["stopped_by"], found["step"], found["target"]) == ("steps", 8, None)
-    assert found["dev"]["first"]["value"] == 0
+    assert found["dev"]["measures"]["a1"]["value"] == 0
     assert all(line["rows_trained"] == 0 for line in lines(out, kind="train"))
     assert all(math.isfinite(line["loss"]) for line in lines(out, kind="train"))
 

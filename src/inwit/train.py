@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,16 +19,16 @@ from inwit import seeding
 from inwit.alarms import WINDOW, alarms
 from inwit.casting import Cast
 from inwit.engines import UpdateStats
+from inwit.engines.torch import TorchSettings
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
-from inwit.evaluation.protocols import PROTOCOLS
-from inwit.methods import measures
+from inwit.evaluation.running import ask_all, check
+from inwit.files import write_json
+from inwit.methods import Method, measures
 from inwit.recipe import Recipe, load_recipe
 from inwit.rows import Episode, Row
-from inwit.runs import RunFolder, episode_record, write_json
+from inwit.runs import PHASES, Counters, RunFolder, episode_record
 from inwit.tracking import Tracker, check_trackers, open_trackers
-
-PHASES = ("sample", "credit", "train", "evaluate")
 
 
 class Progress(Protocol):
@@ -37,36 +37,6 @@ class Progress(Protocol):
     def step(self, done: int, total: int, line: Mapping[str, Any]) -> None: ...
     def evaluated(self, line: Mapping[str, Any]) -> None: ...
     def alarm(self, kind: str, message: str) -> None: ...
-
-
-@dataclass(slots=True)
-class Counters:
-    """Where a run stands. All of it is in every checkpoint."""
-
-    step: int = 0
-    sampled_tokens: int = 0
-    trained_tokens: int = 0
-    cpu_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    wall_seconds: float = 0.0
-    step0_parity: float | None = None
-    worst_parity: float | None = None
-    dropped: int = 0
-    dev: dict[str, Any] | None = None
-    target: dict[str, Any] | None = None
-    test: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def training_cpu(self) -> float:
-        """CPU-seconds without evaluation."""
-        return sum(seconds for phase, seconds in self.cpu_seconds.items() if phase != "evaluate")
-
-    @property
-    def cost(self) -> dict[str, float]:
-        return {
-            "sampled_tokens": self.sampled_tokens,
-            "trained_tokens": self.trained_tokens,
-            "cpu_seconds": round(self.training_cpu, 2),
-        }
 
 
 class Trainer:
@@ -78,7 +48,7 @@ class Trainer:
         self.counters = Counters()
         check_trackers(recipe.tracking)
         self.cast = Cast.of(recipe)
-        self.engine = self.cast.engine
+        self.engine = self.cast.learner
         self.train_tasks = recipe.env.tasks(Split.TRAIN)
         if len(self.train_tasks) == 0:
             raise InwitError("The environment has no training tasks.", "Check its settings.")
@@ -91,8 +61,13 @@ class Trainer:
                     "Hold some out (see [env]), or do not evaluate (see [eval]).",
                 )
         stage = self.cast.stage("check")
+        for split, tasks in self.held_out.items():
+            if asked[split]:
+                check(recipe.protocol, tasks, stage)
         for task in chain(self.train_tasks, *self.held_out.values()):
             stage.check_question(task)
+        settings = recipe.engine
+        self.exact = isinstance(settings, TorchSettings) and settings.dtype == "float32"
         self._wall: dict[str, float] = {}  # of each phase, the last time
         self._order: tuple[int, list[int]] = (-1, [])
         self._history: list[Mapping[str, Any]] = []
@@ -115,12 +90,18 @@ class Trainer:
         write_json(folder.path / "summary.json", summary)
         return summary
 
+    @property
+    def method(self) -> Method:
+        """The method at the stage that the run is in."""
+        return self.recipe.method.stages[len(self.counters.stages) - 1]
+
     async def _loop(self, folder: RunFolder, trackers: Sequence[Tracker], started: float) -> str:
         """Step, evaluate, checkpoint, until there is a reason to stop."""
         recipe, counters = self.recipe, self.counters
         if counters.step == 0:
             await self._evaluate_dev(folder, trackers)
         while (reason := self._stop_reason()) is None:
+            await self._enter_stage(folder, trackers)
             await self._step(folder, trackers)
             counters.wall_seconds = time.monotonic() - started
             if recipe.eval.every and counters.step % recipe.eval.every == 0:
@@ -132,22 +113,41 @@ class Trainer:
                 folder.checkpoint(counters.step, self._save, recipe.train.keep_checkpoints)
         return reason
 
+    async def _enter_stage(self, folder: RunFolder, trackers: Sequence[Tracker]) -> None:
+        """Begin the method's next stage, if it is time, or somebody asked for it by hand."""
+        counters = self.counters
+        reached, began = len(counters.stages), counters.stages[-1]
+        if reached == len(self.recipe.method.stages):
+            return
+        lasts, asked = self.method.lasts, folder.stages_asked()
+        by_hand = reached in asked and (asked[reached] or 0) <= counters.step
+        if not by_hand and (lasts is None or counters.step - began < lasts):
+            return
+        if counters.dev is None or counters.dev["step"] != counters.step:
+            await self._evaluate_dev(folder, trackers)  # what the stage has come to
+        if by_hand:  # a run that is killed and resumed is to change stage at the same step
+            folder.ask_stage(reached, counters.step)
+        counters.stages.append(counters.step)
+        self._history.clear()  # alarms compare within a stage
+
     async def _step(self, folder: RunFolder, trackers: Sequence[Tracker]) -> None:
         """One turn of the loop: collect, credit, update, log."""
-        recipe, counters = self.recipe, self.counters
+        recipe, counters, method = self.recipe, self.counters, self.method
         before = dict(counters.cpu_seconds)
         stage = self.cast.stage("train", counters.step)
         with self._clock("sample"):
-            episodes = await recipe.method.collect(self._tasks(counters.step), stage)
+            episodes = await method.collect(self._tasks(counters.step), stage)
         with self._clock("credit"):
-            rows = recipe.method.credit(episodes)
+            rows = method.credit(episodes)
         with self._clock("train"):
-            objective = recipe.method.objective(recipe.sampling.temperature)
-            stats = await self.engine.update(rows, objective, recipe.optimizer, recipe.train.steps)
+            objective = method.objective(recipe.sampling.temperature)
+            lr = recipe.optimizer.lr * method.rate
+            optimizer = recipe.optimizer.model_copy(update={"lr": lr})
+            stats = await self.engine.update(rows, objective, optimizer, recipe.train.steps)
         counters.step += 1
         line = self._measure(episodes, rows, stats, before)
         self._remember(line)
-        raised = alarms(self._history, exact=recipe.engine.dtype == "float32")
+        raised = alarms(self._history, exact=self.exact)
         line["alarms"] = sorted(raised)
         self._write(folder, episodes, rows, stats, line)
         for tracker in trackers:
@@ -178,7 +178,9 @@ class Trainer:
         return {
             "kind": "train",
             "step": counters.step,
+            "stage": self.method.title,
             **found,
+            **self.method.measures(episodes),
             **measures.of_rows(rows),
             **stats.numbers(),
             **spent,
@@ -199,7 +201,7 @@ class Trainer:
         every = self.recipe.train.episodes_every
         if not every or self.counters.step % every:
             return
-        text = self.cast.solver.renderer.tokenizer.decode
+        text = self.engine.tokenizer.decode
         trained: dict[str, dict[tuple[str, int], dict[str, object]]] = {}
         for i, row in enumerate(rows):
             of = trained.setdefault(row.episode, {}).setdefault((row.role, row.turn), {})
@@ -286,10 +288,12 @@ class Trainer:
             "evaluate", split, counters.step, temperature=recipe.eval.temperature
         )
         with self._clock("evaluate"):
-            measured, _ = await PROTOCOLS[recipe.eval.protocol](self.held_out[split], stage)
+            records, _ = await ask_all(recipe.protocol, self.held_out[split], stage)
+            measured = recipe.protocol.measured(records)
         line = {
             "kind": "eval",
             "step": counters.step,
+            "stage": self.method.title,
             "split": split,
             **measured.as_dict(),
             **counters.cost,
@@ -302,10 +306,10 @@ class Trainer:
         if not self.recipe.eval.every:
             return
         line = self.counters.dev = await self._evaluate(Split.DEV, folder)
-        accuracy, target = line["first"]["value"], self.recipe.train.stop_at
+        found = {k: m["value"] for k, m in line["measures"].items() if m["value"] is not None}
+        accuracy, target = found.get("a1"), self.recipe.train.stop_at
         for tracker in trackers:
-            if accuracy is not None:
-                tracker.log(self.counters.step, {"dev/accuracy": accuracy})
+            tracker.log(self.counters.step, {f"dev/{name}": x for name, x in found.items()})
         if target is not None and accuracy is not None and accuracy >= target:
             self.counters.target = self.counters.target or self.counters.cost
 
@@ -333,10 +337,11 @@ class Trainer:
                     f"The checkpoint {found[-1]} cannot be loaded: {error}.",
                     "Delete it to resume from the one before.",
                 ) from error
-        folder.truncate(self.counters.step if found else -1)
+        dev = self.counters.dev
+        folder.truncate(self.counters.step if found else -1, dev["step"] if dev else None)
         self._history.clear()
         for line in folder.metrics():
-            if line["kind"] == "train":
+            if line["kind"] == "train" and line["step"] > self.counters.stages[-1]:
                 self._remember(line)
 
     def _summary(self, reason: str) -> dict[str, Any]:
@@ -346,6 +351,7 @@ class Trainer:
             "env": self.recipe.env_name,
             "seed": self.recipe.seed,
             "stopped_by": reason,
+            "stage": self.method.title,
             **asdict(self.counters),
             "last_step": dict(last),
         }
@@ -362,6 +368,25 @@ def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:
     folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
     with folder.locked():
         return asyncio.run(trainer.run(folder))
+
+
+def advance(out: Path) -> str:
+    """Ask for a run's next stage to begin at its next step; returns what that stage is called.
+
+    Raises:
+        InwitError: the run is finished, or was asked for its last stage already.
+    """
+    folder = RunFolder.open(out)
+    if folder.finished:
+        raise InwitError(f"The run '{out}' is finished.", "There is no step left to begin at.")
+    stages = load_recipe(out / "recipe.toml").method.stages
+    begun = [line["stage"] for line in folder.metrics() if line["kind"] == "train"][-1:]
+    titles = [stage.title for stage in stages]
+    following = titles.index(begun[0]) + 1 if begun else 1
+    if following >= len(stages):
+        raise InwitError(f"The run '{out}' is in its last stage.", "Let it go on.")
+    folder.ask_stage(following)
+    return titles[following]
 
 
 def resume(out: Path, progress: Progress) -> dict[str, Any]:

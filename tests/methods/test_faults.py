@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from inwit.casting import Cast
 from inwit.envs import Play, Result, Split, Step, Task
 from inwit.errors import InwitError
-from inwit.evaluation.protocols import critique
+from inwit.evaluation.protocols import protocol
+from inwit.evaluation.running import ask_all
 from inwit.methods.icrl import ICRLSettings, Session, shuffled
 from inwit.playing import Guarded
 from inwit.recipe import Recipe, parse_recipe
@@ -45,14 +46,19 @@ class Shaky(Play):
 class House:
     """An environment of one play."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: Shaky) -> None:
         self.play = play
 
     def open(self, task: Task) -> Play:
         return self.play
 
+    def answer_of(self, task: Task, text: str) -> str:
+        if self.play.where == "answer_of":
+            raise OSError("the server is gone")
+        return f"{task.id}: {text}"
 
-@pytest.mark.parametrize("where", ["step", "close", "out_of_turns"])
+
+@pytest.mark.parametrize("where", ["step", "close", "out_of_turns", "answer_of"])
 def test_what_breaks_in_the_environment_is_an_error(where: str) -> None:
     """LESSONS 24: an environment's failure drops the row, wherever in the play it happens."""
 
@@ -61,9 +67,11 @@ def test_what_breaks_in_the_environment_is_an_error(where: str) -> None:
         guarded = Guarded(House(play), Task("t", "?"))  # type: ignore[arg-type]
         step = await guarded.step("x")
         ended = await guarded.out_of_turns() if where == "out_of_turns" else step.result
+        answer, broken = guarded.answer_of("x")
+        assert answer == ("x" if where == "answer_of" else "t: x")
         fault = await guarded.close()
         assert play.closed
-        return fault or ended
+        return fault or broken or ended
 
     result = asyncio.run(go())
     assert result is not None and result.grade is Grade.ERROR
@@ -170,8 +178,14 @@ def test_a_critique_that_does_not_fit_is_left_out() -> None:
     episodes = asyncio.run(players.recipe.method.collect(tasks, players.stage("s")))
     assert len(episodes) == 4
     assert all(e.critiques == () and e.revisions == () for e in episodes)
-    measured, _ = asyncio.run(critique(tasks, players.stage("e")))
-    assert (measured.first.n, measured.revision) == (2, None)
+    asked = protocol("critique")
+    records, faults = asyncio.run(ask_all(asked, tasks, players.stage("e")))
+    assert not faults.unanswered and not faults.stopped
+    assert all(len(r.trial.answers) == 1 and r.trial.critiques == () for r in records)
+    measured = asked.measured(records)
+    assert measured.n == measured.measures["a1"].n == measured.measures["a2"].n == 2
+    assert (measured.measures["delta"].count, measured.measures["edit_rate"].count) == (0, 0)
+    assert not {"tokens/turn_2", "tokens/critiques"} & set(measured.measures)
 
 
 def test_questions_that_do_not_fit_are_refused_before_work_starts() -> None:

@@ -20,9 +20,20 @@ from inwit.engines.torch import TorchEngine
 from inwit.envs import Split
 from inwit.errors import GroupError
 from inwit.methods import measures
-from inwit.methods.crediting import check_groups
+from inwit.methods.crediting import check_groups, kl_credited, solver_row, turn_key
 from inwit.methods.grpo import GRPO, GRPOSettings
-from inwit.rows import Behaviour, Episode, Grade, GroupKey, Role, Row, Sees, context_id
+from inwit.rows import (
+    Behaviour,
+    Completion,
+    Episode,
+    Grade,
+    GroupKey,
+    Role,
+    Row,
+    Sees,
+    Stop,
+    context_id,
+)
 from tests.helpers import make_row
 from tests.methods.worlds import (
     CPU,
@@ -193,6 +204,70 @@ def test_what_may_be_compared_is_let_through():
             dataclasses.replace(make_row(prompt=(8,), role=Role.CRITIC), group=pooled),
         ]
     )
+
+
+def test_a_group_of_a_later_turn_may_differ_in_its_prompts_and_in_nothing_else():
+    """LESSONS 8: each sample of a second turn saw its own first attempt; its state says so."""
+
+    def second(sample: int, turn: int = 1) -> Row:
+        return make_row(prompt=(1, sample), state="turn 2", turn=turn)
+
+    check_groups([second(0), second(1)])
+    with pytest.raises(GroupError, match="q/solver/turn 2 holds rows of 2 turns"):
+        check_groups([second(0), second(1, turn=2)])
+    with pytest.raises(GroupError, match="rows of 2 turns"):
+        check_groups([second(0), second(0, turn=0)])
+    with pytest.raises(GroupError, match="q/solver/turn 1 holds rows trained under 2 prompts"):
+        check_groups([make_row(prompt=(1, i), state="turn 1") for i in range(2)])
+    with pytest.raises(GroupError, match="trained under 2 prompts"):  # nothing says so
+        check_groups([make_row(prompt=(1, i), turn=1) for i in range(2)])
+    other = dataclasses.replace(second(0), role=Role.CRITIC)
+    with pytest.raises(GroupError, match="rows of the roles critic, solver"):
+        check_groups([second(0), other])
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def test_a_row_is_trained_where_it_was_sampled_unless_told_otherwise():
+    """LESSONS 1: re-conditioning is a choice that is made, not a default."""
+    episode = episode_of(0, "wrong", "right")
+    revision, key = episode.attempts[1], GroupKey("q", "solver")
+    own = solver_row(episode, revision, 0.5, key)
+    assert own.prompt_ids == revision.prompt_ids and not own.reconditioned
+    assert own.advantages == (0.5,) * len(own.completion_ids)
+    other = solver_row(episode, revision, 0.5, key, episode.first.prompt_ids)
+    assert other.prompt_ids == episode.first.prompt_ids and other.reconditioned
+    each = tuple(float(i) for i in range(len(own.completion_ids)))
+    assert solver_row(episode, revision, each, key).advantages == each
+
+
+def test_every_turn_has_a_baseline_of_its_own():
+    """LESSONS 8: by query and place in the episode."""
+    one, other = episode_of(0, "wrong", "right"), episode_of(1, "right", query="r")
+    keys = [turn_key(one, a) for a in one.attempts] + [turn_key(other, other.first)]
+    assert [str(k) for k in keys] == ["q/solver/turn 1", "q/solver/turn 2", "r/solver/turn 1"]
+    assert turn_key(episode_of(5, "error"), one.first) == keys[0]
+
+
+@given(st.lists(st.tuples(st.floats(-9, 0), st.floats(-9, 0)), min_size=1, max_size=6))
+def test_the_kl_is_a_reward_of_the_very_token_that_it_is_of(pairs):
+    """LESSONS 11: and of none that the environment wrote, whatever stands there."""
+    ours, theirs = zip(*pairs, strict=True)
+    ids = tuple(range(10, 10 + len(pairs)))
+    first = turn_of((1,), ids)
+    first = dataclasses.replace(first, completion=Completion(ids, ours, Stop.TOKEN))
+    last = turn_of((1, *ids, 90, 91), (7,))
+    attempt = dataclasses.replace(
+        attempt_of("right", turns=(first, last)), reference=(*theirs, -50.0, -60.0, -0.07)
+    )
+    found = kl_credited(attempt, 2.0, 0.5)
+    expected = [2.0 - 0.5 * (a - b) for a, b in pairs]
+    assert found == pytest.approx((*expected, 0.0, 0.0, 2.0))
+    assert kl_credited(attempt, 2.0, 0.0)[: len(pairs)] == (2.0,) * len(pairs)
+    unknown = dataclasses.replace(attempt, reference=())
+    with pytest.raises(ValueError, match="zip"):
+        kl_credited(unknown, 2.0, 0.5)
 
 
 # ---------------------------------------------------------------------- collect

@@ -42,6 +42,10 @@ def test_a_step_by_hand():
         "critic/size": 2.0,
         "critic/count": 3,
         "critic/truncated": 0.0,
+        "again/delta": None,
+        "again/wrong_to_right": None,
+        "again/right_to_wrong": None,
+        "again/edited": None,
         "survivors": pytest.approx(3 / 5),
         "truncated": 0.0,
         "errors": 1,
@@ -50,6 +54,63 @@ def test_a_step_by_hand():
         "tokens/attempt": 2.0,
         "tokens/sampled": 8 * 2 + 3 * 3,
     }
+
+
+def conversation(sample: int, *said: tuple[str, str]) -> Episode:
+    """Attempts in one conversation, without a critique: (grade, answer) of each."""
+    attempts = [
+        dataclasses.replace(
+            attempt_of(grade, (1, 2, 3, *(9,) * k), (10 + k,), index=k), answer=answer
+        )
+        for k, (grade, answer) in enumerate(said)
+    ]
+    return Episode(f"0/q/{sample}", "q", tuple(attempts))
+
+
+def test_second_thoughts_by_hand():
+    """LESSONS 4: both transitions stand beside delta, and how often anything was changed at all.
+
+    LESSONS 23: a conversation in which grading broke is in none of them; nor is one that ended
+    before its second attempt, nor one in which a critic spoke.
+    """
+    found = measures.of_episodes(
+        [
+            conversation(0, ("wrong", "a"), ("right", "b")),
+            conversation(1, ("right", "b"), ("wrong", "a")),
+            conversation(2, ("wrong", "a"), ("wrong", "c")),
+            conversation(3, ("right", "b"), ("right", "b")),
+            conversation(4, ("wrong", "a"), ("right", "b")),
+            conversation(5, ("error", "a"), ("right", "b")),
+            conversation(6, ("wrong", "a"), ("error", "b")),
+            conversation(7, ("wrong", "a")),
+            episode_of(8, "wrong", "right"),
+        ]
+    )
+    assert found["again/delta"] == pytest.approx(1 / 5)
+    assert found["again/wrong_to_right"] == pytest.approx(2 / 5)
+    assert found["again/right_to_wrong"] == pytest.approx(1 / 5)
+    assert found["again/edited"] == pytest.approx(4 / 5)
+    assert found["critic/gain"] == 1.0  # of the one that was criticised
+    assert found["errors"] == 2
+
+
+def test_second_thoughts_go_from_the_first_attempt_to_the_last():
+    one = conversation(0, ("wrong", "a"), ("right", "b"), ("wrong", "a"))
+    other = conversation(1, ("wrong", "a"), ("wrong", "a"), ("right", "b"))
+    broken = conversation(2, ("wrong", "a"), ("error", "b"), ("right", "b"))
+    found = measures.of_episodes([one, other, broken])
+    assert found["again/delta"] == found["again/edited"] == 0.5
+    assert found["again/wrong_to_right"] == 0.5
+    assert found["again/right_to_wrong"] == 0.0
+
+
+def test_a_critique_whose_tokens_nobody_counted_is_no_critique_of_none():
+    """An endpoint may give no counts: then its critiques have no length, not the length 0."""
+    attempts = (attempt_of("wrong"), attempt_of("right", (9, 1, 2, 3), index=1, critique=0))
+    unknown = critique_of(ids=(), size=3.0, behaviour=Behaviour.EXTERNAL)
+    found = measures.of_episodes([Episode("0/q/0", "q", attempts, (unknown,))])
+    assert found["critic/tokens"] is None
+    assert (found["critic/count"], found["critic/size"]) == (1, 3.0)
 
 
 def test_gain_is_the_difference_of_the_transitions():

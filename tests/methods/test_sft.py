@@ -10,14 +10,28 @@ import pytest
 
 from inwit.engines import OptimizerSettings
 from inwit.engines.torch import TorchEngine, load_model
-from inwit.envs import Split
+from inwit.envs import Env, Split
+from inwit.envs.checkout import Checkout, CheckoutSettings
+from inwit.envs.lock import Lock, LockSettings
+from inwit.envs.lock import build_tokenizer as build_lock_tokenizer
+from inwit.errors import InwitError
 from inwit.methods import measures
 from inwit.methods.sft import SFT, SFTSettings
-from inwit.playing import Actor, Stage
-from inwit.roles import CONDITIONS, Renderer
-from inwit.rows import Behaviour, Episode, Role, Row, Sees
+from inwit.playing import Stage
+from inwit.roles import CONDITIONS, Renderer, load_prompt
+from inwit.rows import Behaviour, Episode, Ids, Role, Row, Sees
+from inwit.speaking import Actor
 from tests.engines.models import plain_logprobs
-from tests.methods.worlds import CPU, maze, scripted, shop, shop_prompts, shop_stage, stage_of
+from tests.methods.worlds import (
+    CPU,
+    SHOP,
+    maze,
+    scripted,
+    shop,
+    shop_prompts,
+    shop_stage,
+    stage_of,
+)
 
 
 def embedded() -> TorchEngine:
@@ -98,6 +112,61 @@ def test_all_three_roles_are_shown(rows, stage):
             assert (row.role, row.sees) == (Role.SOLVER, {Sees.QUESTION})
             assert shown.startswith("Q: ") and shown.endswith("Work:")
     assert kinds == {"critic", "revision", "solver"}
+
+
+def in_pieces(actor: Actor, question: str, attempt: str, instruction: str) -> Ids:
+    """A conversation up to its second attempt, for tokenizers of one word a token."""
+    text = f"Q: {question} Work: {attempt} . {instruction} Work:"
+    return tuple(actor.renderer.tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_a_second_attempt_is_shown_in_its_conversation():
+    """LESSONS 13: after the first attempt with its stop token, which is shown and not imitated.
+
+    LESSONS 12: the second one ends on the stop token, which is.
+    """
+    env = Checkout(CheckoutSettings(**SHOP, share_solver=0.0, share_revision=0.0, share_again=1.0))
+    actor = Actor(Silent(), Renderer(load_model("embedded:checkout").tokenizer))
+    stage = stage_of(env, actor, prompts=shop_prompts())
+    shown = env.demonstrations(stage.rng("demonstrations"), 40)
+    rows = sft().credit(asyncio.run(sft().collect([], stage)))
+    assert len(rows) == len(shown) == 40
+    for row, d in zip(rows, shown, strict=True):
+        assert d.prompt == "again"
+        assert row.prompt_ids == in_pieces(
+            actor, d.fields["question"], d.fields["attempt"], "Again:"
+        )
+        assert row.completion_ids == actor.renderer.completion_ids(d.answer)
+        assert row.mask == (True,) * len(row.completion_ids)
+        assert (row.role, row.sees) == (Role.SOLVER, CONDITIONS["again"])
+        assert row.behaviour is Behaviour.DEMONSTRATION and not row.reconditioned
+
+
+def test_every_kind_of_demonstration_of_every_environment_is_shown_under_its_own_condition():
+    """LESSONS 5: `lock` shows first attempts, checks, redos and second attempts."""
+    env: Env = Lock(LockSettings(train=40, dev=4, test=4))
+    prompts = {name: load_prompt(name, [env.prompts]) for name in CONDITIONS}
+    actor = Actor(Silent(), Renderer(build_lock_tokenizer()))
+    stage = stage_of(env, actor, prompts=prompts)
+    shown = env.demonstrations(stage.rng("demonstrations"), 80)
+    rows = sft(80).credit(asyncio.run(sft(80).collect([], stage)))
+    assert {d.prompt for d in shown} == {"solver", "critic", "refine", "again"}
+    for row, d in zip(rows, shown, strict=True):
+        assert row.role == (Role.CRITIC if d.prompt == "critic" else Role.SOLVER)
+        assert row.sees == CONDITIONS[d.prompt]
+        assert row.completion_ids == actor.renderer.completion_ids(d.answer)
+
+
+def test_whoever_shows_no_tokens_cannot_imitate(stage):
+    """A model behind an endpoint has none to learn; that is said, not stumbled over."""
+
+    class Endpoint:
+        pass
+
+    other = stage_of(shop(), Endpoint(), prompts=shop_prompts())  # type: ignore[arg-type]
+    with pytest.raises(InwitError, match="cannot learn") as caught:
+        asyncio.run(sft().collect([], other))
+    assert "torch engine" in caught.value.fix
 
 
 def test_demonstrations_are_about_training_baskets_only(rows, stage):

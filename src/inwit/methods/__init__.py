@@ -10,7 +10,12 @@ METHODS = Registry(
     built_in={
         "grpo": "inwit.methods.grpo:GRPO",
         "icrl": "inwit.methods.icrl:ICRL",
+        "multi_turn_rl": "inwit.methods.multi_turn_rl:MultiTurnRL",
+        "pair_sft": "inwit.methods.pair_sft:PairSFT",
+        "rloo": "inwit.methods.rloo:RLOO",
+        "score": "inwit.methods.score:SCoRe",
         "sft": "inwit.methods.sft:SFT",
+        "star": "inwit.methods.star:STaR",
     },
 )
 known_methods = METHODS.known

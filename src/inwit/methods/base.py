@@ -47,6 +47,17 @@ class PolicyGradientSettings(MethodSettings):
         )
 
 
+class ReinforceSettings(MethodSettings):
+    """What every method shares that learns by REINFORCE with a leave-one-out baseline (RLOO)."""
+
+    group_size: int = Field(8, ge=2, description="samples of each query; they share a baseline")
+    aggregation: Aggregation = Field("token", description="what the loss is a mean over")
+
+    def objective(self, temperature: float) -> Objective:
+        """A * rho, whose gradient on the policy that sampled is A * grad log pi."""
+        return Objective(loss="importance", aggregation=self.aggregation, temperature=temperature)
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalCritic:
     """Another model: a path or hub name, or its name at an OpenAI-compatible endpoint."""
@@ -68,6 +79,31 @@ class Method(ABC):
 
     def __init__(self, settings: MethodSettings) -> None:
         self.settings = settings
+
+    @property
+    def stages(self) -> Sequence[Method]:
+        """What a run goes through, in order; each stage has credit and objective of its own."""
+        return (self,)
+
+    @property
+    def title(self) -> str:
+        """What this stage is called in the log; empty where there is only one."""
+        return ""
+
+    @property
+    def lasts(self) -> int | None:
+        """Steps after which the next stage begins; None is until it is begun by hand."""
+        return None
+
+    @property
+    def rate(self) -> float:
+        """Factor on the learning rate."""
+        return 1.0
+
+    def measures(self, episodes: Sequence[Episode]) -> Mapping[str, float | None]:
+        """Pure: what this method alone has to log about a step."""
+        del episodes
+        return {}
 
     @property
     def needs_reference(self) -> bool:

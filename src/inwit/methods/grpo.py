@@ -65,7 +65,7 @@ class GRPO(Method):
         baseline = partial(group_normalised, delta=self.settings.delta_solver)
         advantages = by_group([e.first.reward for e in graded], keys, lambda _: baseline)
         rows = [
-            solver_row(e, e.first, advantage, key, e.first.prompt_ids)
+            solver_row(e, e.first, advantage, key)
             for e, advantage, key in zip(graded, advantages, keys, strict=True)
         ]
         check_groups(rows)

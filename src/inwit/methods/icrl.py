@@ -198,7 +198,7 @@ class ICRL(Method):
         """What the revisions are shown: the critiques, or a control's stand-ins for them."""
         if self.settings.control == "none":
             return list(said)
-        rng, renderer = stage.rng("control", round_), stage.solver.renderer
+        rng, renderer = stage.rng("control", round_), stage.actor.renderer
         if self.settings.control == "random":
             return [
                 (s, replace(c, text=renderer.random_text(rng, renderer.length(c.text))))

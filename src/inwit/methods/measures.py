@@ -23,8 +23,10 @@ def share(flags: Iterable[bool]) -> float | None:
 def of_episodes(episodes: Sequence[Episode]) -> Measures:
     """Rewards, corrections, lengths and faults of one step. Errors count only as errors.
 
-    `critic_gain` is the mean of s(revision) - s(attempt) over critiques; `survivors` the share of
-    sessions that got a critique, which later rounds' numbers are conditioned on (LESSONS 9).
+    `again/...` is of second thoughts without a critique, from an episode's first attempt to its
+    last. `critic_gain` is the mean of s(revision) - s(attempt) over critiques; `survivors` the
+    share of sessions that got a critique, which later rounds' numbers are conditioned on
+    (LESSONS 9).
     """
     played = [e for e in episodes if e.attempts]
     attempts = [a for e in played for a in e.attempts]
@@ -38,6 +40,11 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         if Grade.ERROR not in (before.grade, after.grade)
     ]
     critiques = [c for e in played for c in e.critiques]
+    again = [
+        (e.first, e.attempts[-1])
+        for e in played
+        if e.revisions and not e.critiques and Grade.ERROR not in {a.grade for a in e.attempts}
+    ]
     return {
         "reward/first": mean(a.reward for a in firsts),
         "reward/revision": mean(a.reward for a in revisions),
@@ -46,9 +53,11 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         "critic/gain": mean(float(b.success) - float(a.success) for a, _, b in corrections),
         "critic/wrong_to_right": share(not a.success and b.success for a, _, b in corrections),
         "critic/right_to_wrong": share(a.success and not b.success for a, _, b in corrections),
-        "critic/tokens": mean(
-            len(c.turn.completion.ids) for c in critiques if c.turn.completion.ids
-        ),
+        "again/delta": mean(float(b.success) - float(a.success) for a, b in again),
+        "again/wrong_to_right": share(not a.success and b.success for a, b in again),
+        "again/right_to_wrong": share(a.success and not b.success for a, b in again),
+        "again/edited": share(a.answer != b.answer for a, b in again),
+        "critic/tokens": mean(c.turn.sampled_tokens for c in critiques if c.turn.sampled_tokens),
         "critic/size": mean(c.size for c in critiques),
         "critic/count": len(critiques),
         "critic/truncated": share(c.turn.completion.stop is Stop.LENGTH for c in critiques),

@@ -10,7 +10,6 @@ no log-probs (NaN), for no policy of ours sampled them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -18,21 +17,12 @@ from pydantic import Field
 
 from inwit.envs import Demonstration, Task
 from inwit.methods.base import Method, MethodSettings
+from inwit.methods.crediting import demonstration_row
 from inwit.objectives import Objective
 from inwit.objectives.losses import Aggregation
 from inwit.playing import Stage
 from inwit.roles import View
-from inwit.rows import (
-    Behaviour,
-    Completion,
-    Episode,
-    GroupKey,
-    Row,
-    Sees,
-    Stop,
-    Turn,
-    context_id,
-)
+from inwit.rows import Episode, Row, Sees, Turn
 
 
 class SFTSettings(MethodSettings):
@@ -67,31 +57,17 @@ class SFT(Method):
         ]
 
     def _turn(self, demonstration: Demonstration, stage: Stage) -> Turn:
-        prompt = stage.prompts[demonstration.prompt]
-        sees = stage.conditions[demonstration.prompt]
-        view = View(sees, {Sees(name): text for name, text in demonstration.fields.items()})
-        ids = stage.solver.renderer.completion_ids(demonstration.answer)
-        unknown = Completion(ids, (math.nan,) * len(ids), Stop.TOKEN)
-        prompt_ids = stage.solver.renderer.prompt_ids(prompt, view)
-        return Turn(prompt.role, prompt_ids, unknown, sees, Behaviour.DEMONSTRATION)
+        name, actor = demonstration.prompt, stage.actor
+        sees = stage.conditions[name]
+        view = View(sees, {Sees(key): text for key, text in demonstration.fields.items()})
+        if name != "again":
+            return actor.demonstrated(
+                actor.open(stage.prompts[name], view, sees), demonstration.answer
+            )
+        opened = actor.open(stage.prompts["solver"], view, sees)  # a second turn: after the first
+        first = actor.demonstrated(opened, view["attempt"])
+        shown = actor.follow(first, stage.prompts["again"].instruction(view), sees)
+        return actor.demonstrated(shown, demonstration.answer)
 
     def credit(self, episodes: Sequence[Episode]) -> list[Row]:
-        return [
-            Row(
-                prompt_ids=turn.prompt_ids,
-                completion_ids=turn.completion.ids,
-                mask=(True,) * len(turn.completion.ids),
-                logprobs=turn.completion.logprobs,
-                advantages=(1.0,) * len(turn.completion.ids),
-                role=turn.role,
-                group=GroupKey(episode.query, turn.role),
-                episode=episode.id,
-                turn=0,
-                sampled_context=(context := context_id(turn.prompt_ids)),
-                trained_context=context,
-                sees=turn.sees,
-                behaviour=turn.behaviour,
-            )
-            for episode in episodes
-            for turn in episode.demonstrations
-        ]
+        return [demonstration_row(e, turn) for e in episodes for turn in e.demonstrations]
