@@ -54,11 +54,14 @@ class Live:
             self._say(f"{self._title}: step {done} of {total}  {state}")
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
-        first = line["first"]
+        found = line["measures"]
+        first, second = found["a1"], found.get("a2")
         if first["ci"] is None:
             return
         low, high = first["ci"]
         self._dev = f"{line['split']} {first['value']:.1%} [{low:.1%}, {high:.1%}] N={first['n']}"
+        if second and second["value"] is not None:
+            self._dev += f" then {second['value']:.1%}"
         if line["split"] == "test":
             self._say(f"{self._title}: at step {line['step']}, {self._dev}")
 
@@ -71,9 +74,46 @@ class Live:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
+class Asked:
+    """Progress of an evaluation: how many questions are answered."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=None)
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Asked:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def tell(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+        if not self._console.is_terminal and time.monotonic() - self._last > PLAIN_EVERY:
+            self._last = time.monotonic()
+            self._console.print(f"{self._title}: {done} of {total} answered", highlight=False)
+
+
 def _state(line: Mapping[str, Any]) -> str:
     parts = [
         ("first", line.get("success/first"), "{:.1%}"),
+        ("delta", line.get("again/delta"), "{:+.1%}"),
         ("revised", line.get("success/revision"), "{:.1%}"),
         ("w", line.get("weight_mean"), "{:.2f}"),
         ("loss", line.get("loss"), "{:.3f}"),

@@ -18,11 +18,14 @@ AXES = (
     ("cpu_seconds", "CPU-seconds of training", 1.0),
 )
 
+MEASURES = {"a1": "critique-free accuracy", "a2": "accuracy of the second answer"}
+
 
 def plot_curves(
     runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
     path: Path,
     *,
+    measure: str = "a1",
     budget: int | None = None,
     target: float | None = None,
 ) -> None:
@@ -30,6 +33,7 @@ def plot_curves(
 
     Args:
         runs: method -> its runs -> their evaluation lines of `metrics.jsonl`.
+        measure: what is drawn, such as `a1` for first answers and `a2` for second ones.
         budget: sampled tokens at which the methods are compared, drawn as a line.
         target: accuracy drawn as a line.
     """
@@ -37,18 +41,19 @@ def plot_curves(
     for axis, (key, label, unit) in zip(axes, AXES, strict=True):
         for colour, (method, lines) in zip(cycle(COLOURS), runs.items(), strict=False):
             for i, evaluated in enumerate(lines):
-                points = [p for p in evaluated if p["first"]["value"] is not None]
+                points = [p for p in evaluated if p["measures"][measure]["ci"] is not None]
+                found = [p["measures"][measure] for p in points]
                 x = [p[key] * unit for p in points]
                 axis.plot(
                     x,
-                    [100 * p["first"]["value"] for p in points],
+                    [100 * m["value"] for m in found],
                     color=colour,
                     label=method if i == 0 else None,
                 )
                 axis.fill_between(
                     x,
-                    [100 * p["first"]["ci"][0] for p in points],
-                    [100 * p["first"]["ci"][1] for p in points],
+                    [100 * m["ci"][0] for m in found],
+                    [100 * m["ci"][1] for m in found],
                     color=colour,
                     alpha=0.15,
                     lw=0,
@@ -60,10 +65,10 @@ def plot_curves(
         axis.grid(alpha=0.25)
     if budget is not None:
         axes[0].axvline(budget * 1e-3, color="grey", lw=0.8, ls="--")
-    axes[0].set_ylabel("critique-free accuracy on dev, %")
+    axes[0].set_ylabel(f"{MEASURES.get(measure, measure)} on dev, %")
     axes[0].set_ylim(0, 100)
     axes[0].legend(loc="lower right", frameon=False)
-    n = {p["first"]["n"] for lines in runs.values() for points in lines for p in points}
+    n = {p["measures"][measure]["n"] for lines in runs.values() for points in lines for p in points}
     figure.suptitle(
         f"held-out accuracy, N = {', '.join(map(str, sorted(n)))}, 95% Wilson bands", size=10
     )
