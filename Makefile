@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-slow lint study smollm2 clean
+.PHONY: help install demo demo-score study-score test test-slow lint study smollm2 clean
 
 help:            ## show this list
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,6 +21,10 @@ demo: install    ## train GRPO and ICRL on the embedded task (SEED=0), minutes o
 	rm -rf runs/demo
 	$(BIN)/inwit compare recipes/checkout/demo.toml --out runs/demo --seed $(SEED) --jobs 2
 
+demo-score: install   ## SCoRe and its baselines on the dial lock (SEED=0), minutes on two cores
+	rm -rf runs/demo-score
+	$(BIN)/inwit compare recipes/lock/demo.toml --out runs/demo-score --seed $(SEED) --jobs 2
+
 test: install    ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -32,6 +36,10 @@ lint: install    ## format, lint and types
 
 study: install   ## the study of docs/results.md: three seeds
 	$(BIN)/inwit compare recipes/checkout/demo.toml --out runs/study --jobs 2 --seed 0 --seed 1 --seed 2
+
+study-score: install   ## the studies of SCoRe in docs/results.md: hours on two cores
+	$(BIN)/inwit compare recipes/lock/study.toml --out runs/study-lock --jobs 2 --seed 0 --seed 1 --seed 2 --seed 3 --seed 4
+	$(BIN)/inwit compare recipes/checkout-again/study.toml --out runs/study-checkout-again --jobs 2 --seed 0 --seed 1 --seed 2
 
 smollm2: install ## ten steps of ICRL on SmolLM2-135M-Instruct
 	$(BIN)/inwit train recipes/smollm2/icrl.toml --out runs/smollm2

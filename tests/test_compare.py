@@ -19,11 +19,13 @@ import inwit.compare
 from inwit.compare import Job, Study, compare
 from inwit.errors import InwitError
 from inwit.evaluation.statistics import Interval, mean_interval, wilson
+from inwit.files import write_json
+from inwit.recipe import load_recipe
 from inwit.report.curves import plot_curves
-from inwit.runs import write_json
-from tests.conftest import RECIPES, files, go_on, lines, run, timeless
+from tests.conftest import RECIPES, ROOT, files, go_on, lines, run, timeless
 
 STUDY = RECIPES / "debug.toml"
+LOCK = ROOT / "recipes" / "lock" / "debug.toml"
 
 
 def silent(message: str) -> None:
@@ -77,7 +79,12 @@ def in_process(monkeypatch) -> list[list[str]]:
 
 DOCUMENTED = {"accuracy", "n", "ci", "sampled_tokens", "trained_tokens", "cpu_seconds", "to_80"}
 CRITIC = {"revision_success", "mean_weight", "critique_tokens"}
-FURTHER = {"right", "revision_n", "revision_ci", "critic_gain"}
+FURTHER = {"revision_n", "revision_ci", "critic_gain"}
+COMMON = {"right", "protocol", "a1", "truncated", "errors"}
+PAIRED = {
+    "a2", "delta", "wrong_to_right", "right_to_wrong", "repair_rate", "critique_score",
+    "confidence", "edit_rate",
+}  # fmt: skip
 
 
 def is_number(value: object) -> bool:
@@ -93,11 +100,12 @@ def test_the_summary_has_its_form(study):
     assert (summary["seed"], summary["budget"], summary["target"]) == (0, 200, 0.8)
     assert 0 <= summary["step0_parity"] < 1e-4
     grpo, icrl = summary["methods"].values()
-    assert set(grpo) == DOCUMENTED | {"right"}
-    assert set(icrl) == DOCUMENTED | CRITIC | FURTHER
+    assert set(grpo) == DOCUMENTED | COMMON
+    assert set(icrl) == DOCUMENTED | CRITIC | FURTHER | COMMON | PAIRED
     for method in (grpo, icrl):
-        for key in set(method) - {"ci", "revision_ci", "to_80"}:
-            assert is_number(method[key]), key
+        for key in set(method) - {"ci", "revision_ci", "to_80", "protocol"}:
+            number = method[key]["n"] if isinstance(method[key], dict) else method[key]
+            assert is_number(number), key
         low, high = method["ci"]
         assert 0 <= low <= method["accuracy"] <= high <= 1
         interval = wilson(method["right"], method["n"])
@@ -108,6 +116,12 @@ def test_the_summary_has_its_form(study):
         assert method["to_80"] is None  # a debug run never gets there
     low, high = icrl["revision_ci"]
     assert low <= icrl["revision_success"] <= high
+    assert (grpo["protocol"], icrl["protocol"]) == ("direct", "critique")
+    repaired = icrl["repair_rate"]  # over all failures
+    assert repaired["n"] == icrl["revision_n"] == icrl["n"] - icrl["right"]
+    assert icrl["critic_gain"] == icrl["revision_success"] == repaired["value"]
+    for method in (grpo, icrl):
+        assert method["a1"]["value"] == method["accuracy"]
     assert 0 < icrl["mean_weight"] <= 2
 
 
@@ -117,7 +131,7 @@ def test_the_summary_says_what_the_runs_logged(study):
     for name, method in summary["methods"].items():
         folder = out / "seed-0" / name
         [test] = lines(folder, kind="eval", split="test")
-        assert method["accuracy"] == test["first"]["value"]
+        assert method["accuracy"] == test["measures"]["a1"]["value"]
         for key in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
             assert method[key] == test[key]
         steps = [s for s in lines(folder, kind="train") if s["step"] <= test["step"]]
@@ -140,7 +154,7 @@ def test_every_method_starts_from_the_same_warm_start_and_seed(study):
         recipe = (home / name / "recipe.toml").read_text("utf-8")
         assert f'path = "{home / "warm" / "model"}"' in recipe
         assert "seed = 0\n" in recipe
-    firsts = [lines(home / name, kind="eval")[0]["first"] for name in ("grpo", "icrl")]
+    firsts = [lines(home / name, kind="eval")[0]["measures"]["a1"] for name in ("grpo", "icrl")]
     assert firsts[0] == firsts[1]  # one model, asked the same
     assert {"warm 0: done", "grpo 0: done", "icrl 0: done"} <= set(told)
     assert told.index("warm 0: done") < min(told.index("grpo 0: done"), told.index("icrl 0: done"))
@@ -207,7 +221,7 @@ def test_the_cost_to_the_target_is_reported(tmp_path, in_process):
             continue
         assert set(cost) == {"sampled_tokens", "trained_tokens", "cpu_seconds"}
         dev = lines(tmp_path / "seed-0" / name, kind="eval", split="dev")
-        [first, *_] = [line for line in dev if line["first"]["value"] >= 0.02]
+        [first, *_] = [line for line in dev if line["measures"]["a1"]["value"] >= 0.02]
         assert cost == {key: first[key] for key in cost}
 
 
@@ -242,8 +256,12 @@ def test_equal_cpu_seconds_are_compared_on_dev(copy, tmp_path, in_process):
         dev = lines(home, kind="eval", split="dev")
         last = [line for line in dev if line["cpu_seconds"] <= limit][-1]
         found = method["at_cpu_seconds"]
-        assert found["accuracy"] == last["first"]["value"]
-        assert (found["n"], found["ci"]) == (last["first"]["n"], last["first"]["ci"])
+        first = last["measures"]["a1"]
+        assert (found["accuracy"], found["n"], found["ci"]) == (
+            first["value"],
+            first["n"],
+            first["ci"],
+        )
         for cost in ("sampled_tokens", "trained_tokens", "cpu_seconds"):
             assert found[cost] == last[cost]
     with pytest.raises(InwitError, match="never asks dev"):
@@ -264,11 +282,92 @@ def test_without_a_warm_start_each_recipe_has_its_own_model(model, tmp_path, in_
     assert "seed = 3\n" in recipe
 
 
+# ---------------------------------------------------------------------- [set] and [asked]
+
+
+def test_a_study_sets_keys_of_its_methods_recipes(copy, tmp_path, in_process):
+    """Of the methods', not of the warm start's; the command line has the last word."""
+    changed = {"train.queries": 2, "optimizer.schedule": "cosine", "eval.test_at_tokens": [10, 200]}
+    path = study_file(tmp_path, set=changed)
+    shutil.rmtree(copy / "seed-0" / "grpo")
+    shutil.rmtree(copy / "seed-0" / "icrl")
+    warm = files(copy / "seed-0" / "warm")
+    sets = ["train.max_error_share=0.5"]
+    with pytest.raises(InwitError, match=r"warm' holds a run of another recipe"):
+        compare(path, copy, [0], sets, jobs=1, tell=silent)
+    compare(path, copy, [0], [], jobs=1, tell=silent)
+    assert len(in_process) == 2
+    assert files(copy / "seed-0" / "warm") == warm
+    for name in ("grpo", "icrl"):
+        recipe = load_recipe(copy / "seed-0" / name / "recipe.toml")
+        assert recipe.train.queries == 2
+        assert recipe.optimizer.schedule == "cosine"
+        assert recipe.eval.test_at_tokens == (10, 200)
+    with pytest.raises(InwitError, match=r"train\.stps"):
+        Study.read(study_file(tmp_path, set={"train.stps": 3}))
+    path = study_file(tmp_path, set={"eval.test_at_tokens": [300]})
+    with pytest.raises(InwitError, match=r"does not ask test .* 200 sampled"):
+        Study.read(path)
+    assert Study.read(path, ["eval.test_at_tokens=[200]"]).study.budget == 200
+
+
+def test_what_is_asked_of_a_warm_start_must_exist(tmp_path):
+    with pytest.raises(InwitError, match="No protocol is called 'intrinsc'"):
+        Study.read(study_file(tmp_path, asked={"base": "intrinsc"}))
+    with pytest.raises(InwitError, match=r"\[asked\] is about a warm start"):
+        Study.read(study_file(tmp_path, asked={"base": "intrinsic"}, warm=None))
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """The debug study of the lock, whose warm start is asked, too; its folder and summary."""
+    out = tmp_path_factory.mktemp("lock") / "out"
+    return out, compare(LOCK, out, [0], [], jobs=2, tell=silent)
+
+
+def test_a_warm_start_is_asked_beside_what_was_made_of_it(lock):
+    out, summary = lock
+    assert list(summary["methods"]) == ["base", "self-refine", "multi-turn-rl", "score"]
+    base, refined, plain, score = summary["methods"].values()
+    assert [m["protocol"] for m in (base, refined)] == ["intrinsic", "self-refine"]
+    for name, method in (("base", base), ("self-refine", refined)):
+        assert (method["sampled_tokens"], method["trained_tokens"]) == (0, 0)
+        found = json.loads((out / "seed-0" / name / "summary.json").read_text("utf-8"))
+        assert found["model"] == str(out / "seed-0" / "warm" / "model")
+        assert found["split"] == "test"
+        assert method["a1"] == found["measures"]["a1"]
+        assert method["accuracy"] == method["a1"]["value"]
+    for method in (base, refined, plain, score):
+        assert {"a1", "a2", "delta", "wrong_to_right", "right_to_wrong"} <= set(method)
+        assert method["n"] == 24
+    assert base["a1"] == refined["a1"]  # the same first answers
+
+
+def test_what_stage_one_came_to_is_in_the_summary(lock):
+    out, summary = lock
+    dev = lines(out / "seed-0" / "score", kind="eval", split="dev")
+    last = [line for line in dev if line["stage"] == "stage I"][-1]
+    found = summary["methods"]["score"]["after_stage_one"]
+    assert last["step"] == 3
+    assert found["n"] == 24
+    for key in ("a1", "a2", "delta", "edit_rate"):
+        assert found[key] == last["measures"][key]
+    assert "after_stage_one" not in summary["methods"]["multi-turn-rl"]
+
+
+def test_what_was_asked_is_not_asked_again(lock, in_process):
+    out, summary = lock
+    before = files(out / "seed-0")
+    assert compare(LOCK, out, [0], [], jobs=1, tell=silent) == summary
+    assert in_process == []
+    assert files(out / "seed-0") == before
+
+
 # ---------------------------------------------------------------------- several seeds
 
 
 def assert_two_seeds(summary: dict[str, Any], out: Path) -> None:
-    assert set(summary) == {"runs", "differences", "budget", "target"}
+    assert set(summary) == {"runs", "means", "differences", "budget", "target"}
     assert [one["seed"] for one in summary["runs"]] == [0, 1]
     for one in summary["runs"]:
         assert set(one) == {"methods", "step0_parity", "seed"}
@@ -276,6 +375,8 @@ def assert_two_seeds(summary: dict[str, Any], out: Path) -> None:
     a, b = ([r["methods"][m]["accuracy"] for r in summary["runs"]] for m in ("grpo", "icrl"))
     expected = mean_interval([y - x for x, y in zip(a, b, strict=True)])
     assert summary["differences"]["icrl - grpo: accuracy"] == expected
+    for method, values in (("grpo", a), ("icrl", b)):
+        assert summary["means"][method]["a1"] == mean_interval(values)
     written = json.loads((out / "summary.json").read_text("utf-8"))
     assert written["differences"]["icrl - grpo: accuracy"]["value"] == expected.value
     assert png_size(out / "curves.png")[0] > 800
@@ -444,7 +545,7 @@ def point(step: int, right: int | None, n: int = 10) -> dict[str, Any]:
     if right is not None:
         interval: Interval = wilson(right, n)
         first = {"value": interval.value, "ci": [interval.low, interval.high], "n": n}
-    return {"first": first, "sampled_tokens": 100 * step, "cpu_seconds": 1.5 * step}
+    return {"measures": {"a1": first}, "sampled_tokens": 100 * step, "cpu_seconds": 1.5 * step}
 
 
 @pytest.mark.parametrize(

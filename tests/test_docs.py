@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from inwit.envs import AnswerEnv, Split, env_class
-from inwit.methods.icrl import ICRLSettings
-from inwit.recipe import SECTIONS
+from inwit.methods import known_methods, method_class
+from inwit.recipe import ENGINES, SECTIONS
 from inwit.rows import Grade
 
 ROOT = Path(__file__).parent.parent
@@ -54,8 +55,31 @@ def test_the_reference_lists_every_key_of_a_recipe() -> None:
         assert keys <= set(re.findall(r"`(\w+)`", line)), name
 
 
-def test_the_reference_names_real_switches() -> None:
+def test_the_reference_lists_every_key_of_every_engine() -> None:
     page = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
-    switches = page.partition("## ICRL's switches")[2]
-    named = set(re.findall(r"`(\w+)(?: = [^`]+)?`", switches)) - {"grpo", "INWIT_API_KEY"}
-    assert named - set(ICRLSettings.model_fields) == set()
+    text = " ".join(x for x in page.splitlines() if x.startswith("| `[engine]`"))
+    named = set(re.findall(r"`(\w+)`", text))
+    for name, kind in ENGINES.items():
+        assert set(kind.model_fields) - {"name", "lora"} <= named, name
+
+
+@pytest.mark.parametrize("method", ["icrl", "score"])
+def test_the_reference_names_real_switches(method: str) -> None:
+    page = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
+    title = {"icrl": "ICRL", "score": "SCoRe"}[method]
+    switches = page.partition(f"## {title}'s switches")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in switches.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`(\w+)(?: = [^`]+)?`", table)) - {"INWIT_API_KEY"}
+    assert len(named) >= 8
+    assert named - set(method_class(method).Settings.model_fields) - set(known_methods()) == set()
+    for values in re.findall(r"`(\w+ = \"\w+\")`", table):
+        key, value = values.replace('"', "").split(" = ")
+        kind = method_class(method).Settings.model_fields[key].annotation
+        assert not get_args(kind) or value in str(get_args(kind)), values
+
+
+def test_methods_named_beside_the_switches_exist() -> None:
+    page = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"^Beside it: .*?\n\n", page, flags=re.DOTALL | re.MULTILINE)
+    known = {"right_to_right", *known_methods()}
+    assert set(re.findall(r"`(\w+)`", text)) <= known

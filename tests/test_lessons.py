@@ -6,8 +6,34 @@ import ast
 import re
 from pathlib import Path
 
-TOUCHED = {1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 27}
-"""Not yet: 3 (SCoRe), 22 (running programs), 26 (several ranks, which are not ours)."""
+TOUCHED = {
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+    17,
+    18,
+    19,
+    20,
+    21,
+    23,
+    24,
+    25,
+    27,
+}
+"""Not yet: 22 (running programs), 26 (several ranks, which are not ours)."""
 
 
 def rules_named(path: Path) -> set[int]:

@@ -90,9 +90,12 @@ def test_a_run_tracks_every_number_of_every_step(service, model, tmp_path):
         numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
         assert values == pytest.approx(numbers)
         assert all(isinstance(v, int | float) for v in values.values())  # what is absent is absent
-    dev = [(v["step"], v["dev/accuracy"]) for v in logged if "dev/accuracy" in v]
+    dev = [v for v in logged if "dev/a1" in v]
     found = lines(tmp_path / "run", kind="eval", split="dev")
-    assert dev == [(line["step"], line["first"]["value"]) for line in found]
+    for line, values in zip(found, dev, strict=True):
+        known = {k: m["value"] for k, m in line["measures"].items() if m["value"] is not None}
+        assert values == {"step": line["step"], **{f"dev/{k}": v for k, v in known.items()}}
+        assert {"dev/a1", "dev/a2", "dev/delta"} <= set(values)
 
 
 def test_a_run_that_breaks_off_closes_its_trackers(service, model, tmp_path):
@@ -128,8 +131,8 @@ def test_tensorboard_can_read_what_was_written(model, tmp_path):
         expected = [(line["step"], pytest.approx(line[key], rel=1e-5)) for line in steps]
         assert found[key] == expected, key
     dev = lines(tmp_path / "run", kind="eval", split="dev")
-    assert found["dev/accuracy"] == [
-        (line["step"], pytest.approx(line["first"]["value"])) for line in dev
+    assert found["dev/a1"] == [
+        (line["step"], pytest.approx(line["measures"]["a1"]["value"])) for line in dev
     ]
     assert "weight_mean" not in found  # grpo has none
 
