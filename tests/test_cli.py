@@ -417,7 +417,8 @@ def test_eval_with_another_critic(inwit, trained, model):
     arguments = ["--protocol", "critique", "--json"]
     own = inwit("eval", trained, *arguments).json
     other = inwit("eval", trained, *arguments, "--critic", model).json
-    assert (own["critic"], other["critic"]) == ("own", model)
+    assert own["critic"] == "own"
+    assert other["critic"].startswith(f"{model} ")  # and a digest of its weights
     assert own["measures"]["a1"] == other["measures"]["a1"]
     assert len(list(Path("runs/eval").iterdir())) == 2
 

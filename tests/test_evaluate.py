@@ -641,7 +641,8 @@ def test_another_checkpoint_as_the_critic(inwit, model: str, saved: Path, place:
     own = inwit(*usual, "--out", "own")
     other = inwit(*usual, "--critic", saved, "--out", "other")
     assert own.code == other.code == 0, other.err
-    assert (own.json["critic"], other.json["critic"]) == ("own", str(saved))
+    assert own.json["critic"] == "own"
+    assert other.json["critic"].startswith(f"{saved} ")  # and a digest of its weights
 
     def said(folder: str) -> tuple[list[Any], list[Any]]:
         trials = [line["trials"][0] for line in lines(place / folder, "answers.jsonl")]
@@ -700,3 +701,26 @@ def test_questions_of_a_real_server(inwit, real: tuple[str, str], place: Path) -
     assert [m[f"tokens/turn_{k}"]["n"] for k in (1, 2, 3)] == [4, 4, 4]
     assert [m[f"a{k}"]["n"] for k in (1, 2, 3)] == [4, 4, 4]
     assert said.json["temperature"] == 0
+
+
+# ---------------------------------------------------------------------- before anything is asked
+
+
+def test_words_that_a_model_lacks_are_noticed_before_a_folder_is_made(inwit, saved, place) -> None:
+    """The question can be written, the built-in prompts around it cannot."""
+    file = place / "words.jsonl"
+    file.write_text('{"question": "ok ok", "answer": "9"}\n')
+    said = inwit(saved, "--questions", file, "--max-tokens", 4)
+    assert said.code == 2 and "cannot write" in said.err
+    assert not (place / "runs").exists()
+
+
+def test_a_prompt_that_leaves_no_room_is_counted_and_named(inwit, saved, place) -> None:
+    """A repair shows more than a question does: there is no room for any, so there is no result."""
+    arguments = ("--env", "checkout", "--protocol", "repair", "--tasks", 2)
+    said = inwit(saved, *arguments, "--max-tokens", 7, "--set", "sampling.max_context=20")
+    assert said.code == 2
+    assert (
+        "No question could be answered: The repair prompt of task dev-0 has 17 tokens" in said.err
+    )
+    assert inwit(saved, *arguments, "--max-tokens", 7, "--set", "sampling.max_context=30").code == 0

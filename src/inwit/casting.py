@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from inwit import seeding
 from inwit.engines.openai import ChatEndpoint, EndpointError, OpenAISettings
 from inwit.engines.torch import TorchEngine, TorchPolicy, TorchSettings, load_model
+from inwit.engines.torch.loading import digest
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
 from inwit.methods.base import ExternalCritic
@@ -71,8 +72,7 @@ class Cast:
             solver = Actor(engine, Renderer(loaded.tokenizer, recipe.model.template))
             identity = engine.start
         other = critic or recipe.method.external_critic
-        heard = _critic(recipe, other, engine, solver)
-        named = "own" if other is None else f"{other.url or ''} {other.model}".strip()
+        heard, named = _critic(recipe, other, engine, solver)
         cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named)
         cast._check_words()
         return cast
@@ -132,17 +132,20 @@ class Cast:
 
 def _critic(
     recipe: Recipe, external: ExternalCritic | None, engine: TorchEngine | None, solver: Speaker
-) -> Speaker:
+) -> tuple[Speaker, str]:
+    """Who criticises, and a name that tells this critic from others."""
     if external and external.url:
-        return Correspondent(_endpoint(_reached(external.url), external.model, recipe))
+        endpoint = _endpoint(_reached(external.url, recipe), external.model, recipe)
+        return Correspondent(endpoint), f"{external.url} {endpoint.model}"
     if external:
         settings = recipe.engine if isinstance(recipe.engine, TorchSettings) else TorchSettings()
         loaded = load_model(external.model, seed=recipe.seed, dtype=settings.dtype)
         policy = TorchPolicy.frozen(loaded, settings)
-        return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL)
+        named = f"{external.model} {digest(loaded.model)[:12]}"
+        return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL), named
     if recipe.method.frozen_critic and engine is not None and isinstance(solver, Actor):
-        return Actor(engine.reference(), solver.renderer, Behaviour.REFERENCE)
-    return solver
+        return Actor(engine.reference(), solver.renderer, Behaviour.REFERENCE), "as at the start"
+    return solver, "own"
 
 
 def _endpoint(settings: OpenAISettings, model: str, recipe: Recipe) -> ChatEndpoint:
@@ -167,9 +170,11 @@ def _endpoint(settings: OpenAISettings, model: str, recipe: Recipe) -> ChatEndpo
     return asyncio.run(ask())
 
 
-def _reached(url: str) -> OpenAISettings:
+def _reached(url: str, recipe: Recipe) -> OpenAISettings:
+    """Another endpoint, asked as the recipe's own is, if it has one."""
+    own = recipe.engine.model_dump() if isinstance(recipe.engine, OpenAISettings) else {}
     try:
-        return OpenAISettings(url=url)
+        return OpenAISettings(**{**own, "url": url})
     except ValidationError as error:
         reason = error.errors()[0]["ctx"]["error"]
         raise InwitError(

@@ -72,7 +72,7 @@ def evaluate(
         records, faults = _ask(cast, chosen, stage, answers, samples, tell)
         if not records:
             raise InwitError(
-                f"No question could be answered: {_reason(faults)}", "Nothing was written down."
+                f"No question could be answered: {_reason(faults)}", "The same command asks again."
             )
         summary = {
             **plain(cast.recipe.protocol.measured(records)),

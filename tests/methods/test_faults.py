@@ -57,8 +57,13 @@ class House:
             raise OSError("the server is gone")
         return f"{task.id}: {text}"
 
+    def verdict(self, text: str) -> bool | None:
+        if self.play.where == "verdict":
+            raise OSError("the server is gone")
+        return True
 
-@pytest.mark.parametrize("where", ["step", "close", "out_of_turns", "answer_of"])
+
+@pytest.mark.parametrize("where", ["step", "close", "out_of_turns", "answer_of", "verdict"])
 def test_what_breaks_in_the_environment_is_an_error(where: str) -> None:
     """LESSONS 24: an environment's failure drops the row, wherever in the play it happens."""
 
@@ -67,8 +72,10 @@ def test_what_breaks_in_the_environment_is_an_error(where: str) -> None:
         guarded = Guarded(House(play), Task("t", "?"))  # type: ignore[arg-type]
         step = await guarded.step("x")
         ended = await guarded.out_of_turns() if where == "out_of_turns" else step.result
-        answer, broken = guarded.answer_of("x")
-        assert answer == ("x" if where == "answer_of" else "t: x")
+        answer, verdict, broken = guarded.read("x", later=True)
+        unread = where in ("answer_of", "verdict")
+        assert (answer, verdict) == (("x", None) if unread else ("t: x", True))
+        assert unread or guarded.read("x", later=False)[1] is None, "nothing came before it"
         fault = await guarded.close()
         assert play.closed
         return fault or broken or ended

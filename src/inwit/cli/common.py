@@ -47,7 +47,8 @@ def recipe_of(
     from inwit.recipe import load_recipe, override, parse_recipe
 
     path = Path(source)
-    sets = [*overrides, *([f"model.path={model}"] if model else [])]
+    other = [f'env={{name="{env}"}}'] if env else []
+    sets = [*other, *overrides, *([f"model.path={model}"] if model else [])]
     if (path / "recipe.toml").is_file():
         own = path / "model"
         if not model and not own.is_dir():

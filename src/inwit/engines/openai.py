@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Literal, TypeVar
@@ -174,7 +174,7 @@ class ChatEndpoint:
         if continue_last:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         async with self._line().gate:
-            with self._reservation(max_tokens):
+            async with self._reservation(max_tokens):
                 answer = await self._ask("/chat/completions", _Answer, body | self.settings.extra)
             reply = answer.reply()
             sampled = max_tokens if reply.tokens is None else reply.tokens
@@ -206,20 +206,25 @@ class ChatEndpoint:
             self._lines = alive | {loop: _Line.of(self.settings.at_once)}
         return self._lines[loop]
 
-    @contextmanager
-    def _reservation(self, tokens: int) -> Iterator[None]:
-        budget, taken = self.settings.budget, self._spent + self._reserved
-        if budget is not None and taken + tokens > budget:
-            raise BudgetSpent(
-                f"The budget of {budget} tokens does not cover {tokens} more: {self._spent} are "
-                f"spent, and {self._reserved} set aside for requests under way.",
-                "Raise the budget, or ask for less.",
-            )
+    @asynccontextmanager
+    async def _reservation(self, tokens: int) -> AsyncIterator[None]:
+        """Set tokens aside; where they do not fit beside others', wait for what those cost."""
+        budget, line = self.settings.budget, self._line()
+        while budget is not None and self._spent + self._reserved + tokens > budget:
+            if not self._reserved:
+                raise BudgetSpent(
+                    f"The budget of {budget} tokens does not cover {tokens} more: {self._spent} "
+                    "are spent.",
+                    "Raise the budget, or ask for less.",
+                )
+            line.settled.clear()
+            await line.settled.wait()
         self._reserved += tokens
         try:
             yield
         finally:
             self._reserved -= tokens
+            line.settled.set()
 
     async def _ask(self, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
         """An answer of this shape, after as many tries as it takes and is allowed."""
@@ -260,11 +265,16 @@ class _Line:
 
     client: httpx.AsyncClient
     gate: asyncio.Semaphore
+    settled: asyncio.Event  # set when a request's cost becomes known
 
     @classmethod
     def of(cls, at_once: int) -> _Line:
         limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
-        return cls(httpx.AsyncClient(timeout=None, limits=limits), asyncio.Semaphore(at_once))
+        return cls(
+            httpx.AsyncClient(timeout=None, limits=limits),
+            asyncio.Semaphore(at_once),
+            asyncio.Event(),
+        )
 
 
 class _Passing(Exception):

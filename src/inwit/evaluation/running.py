@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inwit.engines.openai import BudgetSpent, EndpointError, Unanswered
 from inwit.envs import Task
-from inwit.errors import InwitError
+from inwit.errors import InwitError, TooLong
 from inwit.evaluation.protocols import Protocol
 from inwit.evaluation.records import Record
 from inwit.files import append_jsonl, cut_torn_line
@@ -105,6 +105,9 @@ async def ask_all(
             scene = (*stage.scene, "sample", sample) if sample else stage.scene
             try:
                 trials = await protocol.ask(task, replace(stage, scene=scene))
+            except TooLong as error:
+                faults.unanswered[task.id, sample] = error.what
+                return
             except (Unanswered, BudgetSpent) as error:
                 faults.note((task.id, sample), error)
                 return
