@@ -33,6 +33,7 @@ from inwit.evaluation.measures import (
     total_tokens,
 )
 from inwit.evaluation.records import Record, Trial
+from inwit.evaluation.statistics import newcombe_paired, wilson
 from inwit.rows import Episode
 from tests.evaluation.fakes import answered, measured, recorded, said, table_of
 from tests.methods.worlds import attempt_of
@@ -466,3 +467,22 @@ def test_what_is_measured_can_be_written_down() -> None:
     for name, m in found["measures"].items():
         by_n[m["n"]].add(name)
     assert by_n[5] == {"repair_rate", "critique_score", "confidence"}
+
+
+@pytest.mark.parametrize(
+    ("value", "signed", "wanted"),
+    [
+        (0.0, False, wilson(0, 8)),
+        (1.0, False, wilson(8, 8)),
+        (0.0, True, newcombe_paired(0, 0, 0, 8)),
+        (1.0, True, newcombe_paired(0, 0, 8, 0)),
+        (-1.0, True, newcombe_paired(0, 8, 0, 0)),
+    ],
+)
+def test_where_all_questions_are_alike_there_is_doubt_nevertheless(value, signed, wanted):
+    """Every draw of a bootstrap is then the same; eight questions are no certainty."""
+    records = [recorded(f"q{i}", "right", sample=k) for i in range(8) for k in range(2)]
+    found = ratio(records, lambda _: [(value, 1.0)], signed=signed)
+    assert (found.value, found.n) == (value, 16)
+    assert found.ci == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert found.ci[1] - found.ci[0] > 0.1

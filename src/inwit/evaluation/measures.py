@@ -147,8 +147,15 @@ Pairs = Callable[[bool, bool], float]
 """A number for (right at first, right at the end)."""
 
 
-def ratio(records: Sequence[Record], of: Of) -> Measure:
-    """A ratio of sums, its interval bootstrapped by question."""
+def ratio(records: Sequence[Record], of: Of, *, signed: bool = False) -> Measure:
+    """A ratio of sums, its interval bootstrapped by question.
+
+    Where all questions are alike, a bootstrap knows no doubt: then the interval is that of one
+    answer a question.
+
+    Args:
+        signed: it is a difference, which may be negative.
+    """
     clusters: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in records:
         clusters[record.task].extend(of(record))
@@ -156,7 +163,22 @@ def ratio(records: Sequence[Record], of: Of) -> Measure:
     below = sum(b for c in clusters.values() for _, b in c)
     if below == 0 or len(clusters) < 2:
         return Measure(above / below if below else None, None, round(below), above)
-    return Measure.of(cluster_bootstrap(list(clusters.values())), round(below), above)
+    found = cluster_bootstrap(list(clusters.values()))
+    if found.low == found.high:
+        n = sum(any(b for _, b in c) for c in clusters.values())
+        found = _of_one_each(found.value, n, signed)
+    return Measure.of(found, round(below), above)
+
+
+def _of_one_each(value: float, n: int, signed: bool) -> Interval:
+    """The interval that `value` would have from one answer to each of n questions."""
+    count = min(round(abs(value) * n), n)
+    if signed:
+        lost, gained = (count, 0) if value < 0 else (0, count)
+        found = newcombe_paired(0, lost, gained, n - count)
+    else:
+        found = wilson(count, n)
+    return Interval(value, min(found.low, value), max(found.high, value))
 
 
 def rate(records: Sequence[Record], of: Callable[[Record], Iterable[bool]]) -> Measure:
@@ -225,8 +247,12 @@ def _clustered(
 ) -> Measures:
     """The measures of `Transitions`, where questions were asked several times."""
 
-    def over(above: Pairs, below: Pairs) -> Measure:
-        return ratio(records, lambda r: [(float(above(*e)), float(below(*e))) for e in ends(r)])
+    def over(above: Pairs, below: Pairs, *, signed: bool = False) -> Measure:
+        return ratio(
+            records,
+            lambda r: [(float(above(*e)), float(below(*e))) for e in ends(r)],
+            signed=signed,
+        )
 
     def every(*_: bool) -> float:
         return 1.0
@@ -235,7 +261,7 @@ def _clustered(
     return {
         "a1": over(lambda a, _: a, every),
         "a2": over(lambda _, b: b, every),
-        "delta": over(lambda a, b: b - a, every),
+        "delta": over(lambda a, b: b - a, every, signed=True),
         "wrong_to_right": over(lambda a, b: b and not a, every),
         "right_to_wrong": over(lambda a, b: a and not b, every),
         "repair_rate": repaired,

@@ -79,4 +79,5 @@ def _blind(
             (float(user) - float(mine), float(user))
             for mine, user in zip(right(r, arm), right(r, "user"), strict=False)
         ],
+        signed=True,
     )

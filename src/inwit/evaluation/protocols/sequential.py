@@ -108,4 +108,5 @@ def _gain(
     return ratio(
         records,
         lambda r: [(float(a) - float(b), 1.0) for b, a in zip(before(r), after(r), strict=False)],
+        signed=True,
     )
