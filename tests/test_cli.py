@@ -284,7 +284,8 @@ def test_eval_by_critique_says_what_was_shown(inwit, trained, tmp_path):
     assert counted(found, "repair_rate")[1] == 10 - right
     assert counted(found, "right_to_wrong") == (0, 10)
     assert found["sees"]["critic"] == ["attempt", "outcome", "question"]
-    assert found["sees"]["revision"] == ["critique", "question"]
+    heard = ["attempt", "critique", "outcome", "question"]
+    assert found["sees"]["revision"] == heard, "it is told by one who saw the outcome"
     assert json.loads((save / "summary.json").read_text("utf-8")) == found
 
     said = inwit("eval", trained, *arguments, "--out", save)

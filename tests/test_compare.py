@@ -15,8 +15,9 @@ import pytest
 import tomli_w
 from matplotlib.axes import Axes
 
-import inwit.compare
-from inwit.compare import Job, Study, compare
+import inwit.compare.studies
+from inwit.compare import Study, compare
+from inwit.compare.studies import Job
 from inwit.errors import InwitError
 from inwit.evaluation.statistics import Interval, mean_interval, wilson
 from inwit.files import write_json
@@ -70,7 +71,7 @@ class InProcess:
 def in_process(monkeypatch) -> list[list[str]]:
     ran: list[list[str]] = []
     monkeypatch.setattr(InProcess, "ran", ran, raising=False)
-    monkeypatch.setattr(inwit.compare, "subprocess", SimpleNamespace(Popen=InProcess))
+    monkeypatch.setattr(inwit.compare.studies, "subprocess", SimpleNamespace(Popen=InProcess))
     return ran
 
 
@@ -80,10 +81,10 @@ def in_process(monkeypatch) -> list[list[str]]:
 DOCUMENTED = {"accuracy", "n", "ci", "sampled_tokens", "trained_tokens", "cpu_seconds", "to_80"}
 CRITIC = {"revision_success", "mean_weight", "critique_tokens"}
 FURTHER = {"revision_n", "revision_ci", "critic_gain"}
-COMMON = {"right", "protocol", "a1", "truncated", "errors"}
+COMMON = {"right", "protocol", "sees", "a1", "truncated", "errors"}
 PAIRED = {
     "a2", "delta", "wrong_to_right", "right_to_wrong", "repair_rate", "critique_score",
-    "confidence", "edit_rate",
+    "confidence", "edit_rate", "truncated_critiques",
 }  # fmt: skip
 
 
@@ -529,10 +530,10 @@ def test_at_most_so_many_runs_at_once(tmp_path, monkeypatch):
             running -= 1
             return 0
 
-    monkeypatch.setattr(inwit.compare, "subprocess", SimpleNamespace(Popen=Slow))
+    monkeypatch.setattr(inwit.compare.studies, "subprocess", SimpleNamespace(Popen=Slow))
     jobs = [Job(f"j{i}", Path("r.toml"), tmp_path / f"j{i}", ()) for i in range(5)]
     told: list[str] = []
-    inwit.compare._run_all(jobs, 2, told.append)
+    inwit.compare.studies._run_all(jobs, 2, told.append)
     assert most == 2
     assert sorted(told) == [f"j{i}: done" for i in range(5)]
 

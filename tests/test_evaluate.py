@@ -163,7 +163,13 @@ def test_for_people(inwit, serve, questions: Path, place: Path) -> None:
     server = serve(lambda i, body: knowing(body))
     said = inwit(server.url, "--model", "m", "--questions", questions)
     assert said.code == 0
-    for text in ("A1, first answers right", "3 / 6", "intrinsic: m", "mcnemar_p", "shown: "):
+    for text in (
+        "A1, first answers right",
+        "3 / 6",
+        "intrinsic (turns 2): m",
+        "mcnemar_p",
+        "shown: ",
+    ):
         assert text in said.out, text
     assert str(folder_of(place).relative_to(place)) in said.out
 
@@ -522,14 +528,14 @@ def test_an_endpoint_that_counts_nothing(inwit, serve, questions, place: Path) -
 
 
 def test_a_spent_budget_ends_it_and_a_larger_one_goes_on(inwit, serve, questions, place) -> None:
-    """An answer takes 8 tokens: one to try the endpoint, and three, are what 32 allow."""
+    """An answer takes 8 tokens and may take 33: one to try the endpoint, and three, fit into 60."""
     server = serve(lambda i, body: knowing(body))
     command = (server.url, "--model", "m", "--questions", questions, "--json", *QUICK)
     command = (*command, "--protocol", "direct", "--max-tokens", 7)
-    said = inwit(*command, "--budget", 8 + 3 * 8)
+    said = inwit(*command, "--budget", 60)
     assert said.code == 1, said.err
     assert (said.json["n"], said.json["unanswered"]) == (3, 3)
-    assert "budget of 32 tokens" in said.json["stopped"]
+    assert "budget of 60 tokens" in said.json["stopped"]
     assert asked_of(server).total() == 3
     said = inwit(*command, "--budget", 1000)
     assert said.code == 0 and said.json["n"] == 6
@@ -666,12 +672,13 @@ def real(saved: Path) -> Iterator[tuple[str, str]]:
 
 def test_an_environment_of_a_real_server(inwit, real: tuple[str, str], loaded: Loaded) -> None:
     """Text comes from a model, tokens by turn from its server's own counts."""
-    url, _ = real
+    url, name = real
     usual = (url, "--env", "checkout", "--protocol", "intrinsic", "--tasks", 6)
     said = inwit(*usual, "--max-tokens", 12, "--json")
     assert said.code == 0, said.err
     summary, m = said.json, said.json["measures"]
-    assert (summary["model"], summary["n"], summary["unanswered"]) == ("", 6, 0)
+    assert (summary["model"], summary["n"]) == (f"{url} {name}", 6), "the only one it has"
+    assert summary["unanswered"] == 0
     assert summary["sampled_tokens"] > 12
     for turn in (1, 2):
         assert 0 < m[f"tokens/turn_{turn}"]["value"] <= 12

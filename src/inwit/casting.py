@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import httpx
 from pydantic import ValidationError
 
 from inwit import seeding
-from inwit.engines.openai import ChatEndpoint, EndpointError, OpenAISettings
+from inwit.engines import Policy
+from inwit.engines.openai import KEYS, ChatEndpoint, EndpointError, OpenAISettings
 from inwit.engines.torch import TorchEngine, TorchPolicy, TorchSettings, load_model
 from inwit.engines.torch.loading import digest
 from inwit.envs import Split, Task
@@ -32,6 +34,7 @@ class Cast:
     Attributes:
         engine: None where the solver is behind an endpoint.
         identity: what tells this solver from others: a digest of weights, or address and name.
+        reference: the policy as it was at the start, for a method that needs it.
         critic_name: `own`, or which other model criticises.
     """
 
@@ -43,13 +46,17 @@ class Cast:
     conditions: Mapping[str, Condition]
     identity: str
     critic_name: str
+    reference: Policy | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, critic: ExternalCritic | None = None) -> Cast:
+    def of(
+        cls, recipe: Recipe, critic: ExternalCritic | None = None, *, learns: bool = False
+    ) -> Cast:
         """Load and check. Raises InwitError before anything is written.
 
         Args:
             critic: who criticises, where it is not whom the recipe says.
+            learns: whether the policy is to be trained, and the method's reference is needed.
         """
         conditions = {**CONDITIONS, **recipe.method.conditions}
         folders = (recipe.prompts, recipe.env.prompts)
@@ -57,6 +64,7 @@ class Cast:
         for name, prompt in prompts.items():
             prompt.check(conditions[name])
         engine: TorchEngine | None = None
+        needs = recipe.method.needs_reference
         solver: Speaker
         if isinstance(recipe.engine, OpenAISettings):
             endpoint = _endpoint(recipe.engine, recipe.model.path, recipe)
@@ -66,14 +74,15 @@ class Cast:
             engine = TorchEngine(
                 loaded,
                 recipe.engine,
-                keep_reference=recipe.method.needs_reference,
+                keep_reference=recipe.method.frozen_critic or (learns and needs),
                 seed=seeding.derive(recipe.seed, "lora"),
             )
             solver = Actor(engine, Renderer(loaded.tokenizer, recipe.model.template))
             identity = engine.start
         other = critic or recipe.method.external_critic
         heard, named = _critic(recipe, other, engine, solver)
-        cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named)
+        reference = engine.reference() if engine and learns and needs else None
+        cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named, reference)
         cast._check_words()
         return cast
 
@@ -116,7 +125,6 @@ class Cast:
             sampling = sampling.model_copy(update={"max_context": engine.longest})
         if temperature is not None:  # evaluation may be greedy, which training may not
             sampling = sampling.model_copy(update={"temperature": temperature})
-        keeps = engine is not None and recipe.method.needs_reference
         return Stage(
             env=recipe.env,
             solver=self.solver,
@@ -126,7 +134,7 @@ class Cast:
             sampling=sampling,
             seed=recipe.seed,
             scene=scene,
-            reference=engine.reference() if engine is not None and keeps else None,
+            reference=self.reference,
         )
 
 
@@ -135,12 +143,13 @@ def _critic(
 ) -> tuple[Speaker, str]:
     """Who criticises, and a name that tells this critic from others."""
     if external and external.url:
-        endpoint = _endpoint(_reached(external.url, recipe), external.model, recipe)
+        settings = _reached(external.url, recipe)
+        endpoint = _endpoint(settings, external.model, recipe, _keys_for(settings, recipe))
         return Correspondent(endpoint), f"{external.url} {endpoint.model}"
     if external:
-        settings = recipe.engine if isinstance(recipe.engine, TorchSettings) else TorchSettings()
-        loaded = load_model(external.model, seed=recipe.seed, dtype=settings.dtype)
-        policy = TorchPolicy.frozen(loaded, settings)
+        own = recipe.engine if isinstance(recipe.engine, TorchSettings) else TorchSettings()
+        loaded = load_model(external.model, seed=recipe.seed, dtype=own.dtype)
+        policy = TorchPolicy.frozen(loaded, own)
         named = f"{external.model} {digest(loaded.model)[:12]}"
         return Actor(policy, Renderer(loaded.tokenizer), Behaviour.EXTERNAL), named
     if recipe.method.frozen_critic and engine is not None and isinstance(solver, Actor):
@@ -148,13 +157,30 @@ def _critic(
     return solver, "own"
 
 
-def _endpoint(settings: OpenAISettings, model: str, recipe: Recipe) -> ChatEndpoint:
+CRITIC_KEY = "INWIT_CRITIC_API_KEY"
+
+
+def _keys_for(critic: OpenAISettings, recipe: Recipe) -> Sequence[str]:
+    """Where a critic's key is: the solver's goes to the solver's own server and to no other."""
+    own = recipe.engine
+    same = not isinstance(own, OpenAISettings) or _origin(own.url) == _origin(critic.url)
+    return (CRITIC_KEY, *KEYS) if same else (CRITIC_KEY,)
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parsed = httpx.URL(url)
+    return parsed.scheme, parsed.host, parsed.port
+
+
+def _endpoint(
+    settings: OpenAISettings, model: str, recipe: Recipe, keys: Sequence[str] = KEYS
+) -> ChatEndpoint:
     """The endpoint, having answered once; without a model's name, the only one that it has."""
 
     async def ask() -> ChatEndpoint:
         name = model
         if not name:
-            nameless = ChatEndpoint(settings, "")
+            nameless = ChatEndpoint(settings, "", keys)
             known = await nameless.models()
             await nameless.aclose()
             if len(known) != 1:
@@ -163,7 +189,7 @@ def _endpoint(settings: OpenAISettings, model: str, recipe: Recipe) -> ChatEndpo
                     "Say which one: --model NAME.",
                 )
             [name] = known
-        endpoint = ChatEndpoint(settings, name)
+        endpoint = ChatEndpoint(settings, name, keys)
         await endpoint.check(_first_task(recipe).question)
         return endpoint
 

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,11 @@ from inwit.rows import Role
 from inwit.runs import versions
 
 HOME = Path("runs/eval")
+SHOWN = (
+    *("model", "identity", "critic", "env", "split", "tasks"),
+    *("options", "temperature", "sees"),
+)
+"""What a summary says of what was asked."""
 
 
 def evaluate(
@@ -68,7 +72,6 @@ def evaluate(
     folder = out or HOME / _name(cast, split, asked)
     with _held(folder, asked):
         answers = Answers(folder / "answers.jsonl")
-        began = time.monotonic()
         records, faults = _ask(cast, chosen, stage, answers, samples, tell)
         if not records:
             raise InwitError(
@@ -76,11 +79,11 @@ def evaluate(
             )
         summary = {
             **plain(cast.recipe.protocol.measured(records)),
-            **{k: asked[k] for k in ("model", "critic", "env", "split", "temperature", "sees")},
+            **{k: asked[k] for k in SHOWN},
             "seed": cast.recipe.seed,
             "unanswered": len(chosen) * samples - len(records),
             "stopped": faults.stopped,
-            "seconds": round(time.monotonic() - began, 2),
+            "unanswered_why": faults.reasons(len(chosen) * samples - len(records)),
             "versions": versions(),
         }
         write_json(folder / "summary.json", summary)
@@ -144,7 +147,7 @@ def _asked(cast: Cast, split: Split, tasks: list[Task], stage: Stage) -> dict[st
     found = {
         "protocol": recipe.eval.protocol,
         "options": protocol.settings.model_dump(mode="json"),
-        "model": recipe.model.path,
+        "model": recipe.model.path or cast.identity,
         "identity": cast.identity,
         "critic": cast.critic_name,
         "env": recipe.env_name,
@@ -157,7 +160,7 @@ def _asked(cast: Cast, split: Split, tasks: list[Task], stage: Stage) -> dict[st
         "temperature": stage.sampling.temperature,
         "seed": recipe.seed,
         "prompts": _digest(prompts),
-        "sees": {name: sorted(cast.conditions[name]) for name in protocol.prompts},
+        "sees": protocol.shown(cast.conditions),
     }
     return json.loads(json.dumps(plain(found)))  # type: ignore[no-any-return]
 

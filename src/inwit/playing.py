@@ -246,7 +246,7 @@ class Stage:
     ) -> Attempt:
         """Turn by turn from the first one to the result."""
         turns = [first]
-        said = f"{begun} {first.text}".strip()
+        said = speaker.joined(begun, first) if begun else first.text
         story = [said]
         play = Guarded(self.env, task)
         try:

@@ -17,7 +17,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from typing import Any
 
 from inwit.errors import InwitError
 from inwit.files import append_jsonl, read_jsonl, write_json, write_whole
-from inwit.rows import Episode, Ids, Role
+from inwit.rows import Episode, Floats, Ids, Role, Row
 
 PHASES = ("sample", "credit", "train", "evaluate")
 PACKAGES = ("inwit", "torch", "transformers", "peft", "tokenizers", "numpy")
@@ -203,16 +203,41 @@ def versions() -> dict[str, Any]:
     return found | {"python": platform.python_version(), "platform": platform.platform()}
 
 
+Trained = Mapping[tuple[str, int], Mapping[str, object]]
+"""By (role, turn), what an episode's rows were trained with."""
+
+
+def trained_with(
+    rows: Sequence[Row], weights: Mapping[int, Floats], text: Callable[[Ids], str]
+) -> dict[str, Trained]:
+    """Episode -> what its rows were trained with: the advantage, or one a token where they differ,
+    and of re-conditioned rows the weight of every token.
+
+    Args:
+        weights: by the row's place in `rows`.
+    """
+    found: dict[str, dict[tuple[str, int], dict[str, object]]] = {}
+    for i, row in enumerate(rows):
+        of = found.setdefault(row.episode, {}).setdefault((row.role, row.turn), {})
+        levels = dict.fromkeys(row.advantages)
+        each = [round(a, 6) for a in row.advantages]
+        of["advantage"] = each if len(levels) > 1 else next(iter(levels), 0.0)
+        if i in weights:
+            of["weights"] = [round(w, 4) for w in weights[i]]
+            of["tokens"] = [text((token,)) for token in row.completion_ids]
+    return dict(found)
+
+
 def episode_record(
     episode: Episode,
     step: int,
     text: Callable[[Ids], str],
-    trained: Mapping[tuple[str, int], Mapping[str, object]],
+    trained: Trained,
 ) -> dict[str, Any]:
     """An episode as one JSON object: what was shown and said, in ids and in words.
 
     Args:
-        trained: by (role, turn), what its rows were trained with: advantage, and weights by token.
+        trained: what its rows were trained with.
     """
 
     def attempt(a: Any) -> dict[str, Any]:
@@ -244,6 +269,7 @@ def episode_record(
         "id": episode.id,
         "query": episode.query,
         "attempts": [attempt(a) for a in episode.attempts],
+        "demonstrations": [turn(t) | {"text": t.text} for t in episode.demonstrations],
         "critiques": [
             {
                 "index": c.index,

@@ -60,6 +60,10 @@ class Speaker(Protocol):
         """n answers to what is shown."""
         ...
 
+    def joined(self, begun: str, turn: Turn) -> str:
+        """What an answer says, together with the beginning that it went on with."""
+        ...
+
     def length(self, text: str) -> int:
         """About how many tokens a text has."""
         ...
@@ -101,6 +105,9 @@ class Actor:
             for completion in completions
         ]
 
+    def joined(self, begun: str, turn: Turn) -> str:
+        return self.renderer.text(self.renderer.text_ids(begun) + turn.completion.ids)
+
     def demonstrated(self, shown: Shown, answer: str) -> Turn:
         """A turn that says `answer`, stop token included; nobody sampled it."""
         ids = self.renderer.completion_ids(answer)
@@ -125,7 +132,7 @@ class Correspondent:
     def follow(self, turn: Turn, text: str, sees: Condition) -> Shown:
         said, shown = turn.text, turn.messages
         if shown[-1][0] == "assistant":  # it went on with a beginning that was given
-            said, shown = f"{shown[-1][1]} {said}", shown[:-1]
+            said, shown = self.joined(shown[-1][1], turn), shown[:-1]
         return Shown(turn.role, sees, messages=(*shown, ("assistant", said), ("user", text)))
 
     def begin(self, shown: Shown, text: str) -> Shown:
@@ -148,13 +155,16 @@ class Correspondent:
                 Completion((), (), reply.stop),
                 shown.sees,
                 Behaviour.EXTERNAL,
-                text=reply.text.strip(),
+                text=reply.text if shown.unfinished else reply.text.strip(),
                 messages=shown.messages,
                 counted=(reply.prompt_tokens or 0, reply.tokens or 0) if known else None,
                 seconds=time.monotonic() - asked,
             )
 
         return await asyncio.gather(*(one(i) for i in range(n)))
+
+    def joined(self, begun: str, turn: Turn) -> str:
+        return f"{begun}{turn.text}".strip()
 
     def length(self, text: str) -> int:
         return len(text.split())

@@ -26,9 +26,9 @@ from inwit.evaluation.running import ask_all, check
 from inwit.files import write_json
 from inwit.methods import Method, measures
 from inwit.recipe import Recipe, load_recipe
-from inwit.rows import Episode, Row
-from inwit.runs import PHASES, Counters, RunFolder, episode_record
-from inwit.tracking import Tracker, check_trackers, open_trackers
+from inwit.rows import Episode, Ids, Row
+from inwit.runs import PHASES, Counters, RunFolder, episode_record, trained_with
+from inwit.tracking import Tracker, check_trackers, numbers, open_trackers
 
 
 class Progress(Protocol):
@@ -47,7 +47,7 @@ class Trainer:
         self.progress = progress
         self.counters = Counters()
         check_trackers(recipe.tracking)
-        self.cast = Cast.of(recipe)
+        self.cast = Cast.of(recipe, learns=True)
         self.engine = self.cast.learner
         self.train_tasks = recipe.env.tasks(Split.TRAIN)
         if len(self.train_tasks) == 0:
@@ -151,7 +151,7 @@ class Trainer:
         line["alarms"] = sorted(raised)
         self._write(folder, episodes, rows, stats, line)
         for tracker in trackers:
-            tracker.log(counters.step, _numbers(line))
+            tracker.log(counters.step, numbers(line))
         self.progress.step(counters.step, recipe.train.steps, line)
         for kind, message in raised.items():
             self.progress.alarm(kind, message)
@@ -201,20 +201,16 @@ class Trainer:
         every = self.recipe.train.episodes_every
         if not every or self.counters.step % every:
             return
-        text = self.engine.tokenizer.decode
-        trained: dict[str, dict[tuple[str, int], dict[str, object]]] = {}
-        for i, row in enumerate(rows):
-            of = trained.setdefault(row.episode, {}).setdefault((row.role, row.turn), {})
-            of["advantage"] = max(row.advantages, key=abs, default=0.0)
-            if i in stats.weights:
-                of["weights"] = [round(w, 4) for w in stats.weights[i]]
-                of["tokens"] = [text([token]) for token in row.completion_ids]
+        decode = self.engine.tokenizer.decode
+
+        def text(ids: Ids) -> str:
+            return str(decode(list(ids)))
+
+        trained = trained_with(rows, stats.weights, text)
         folder.append(
             "episodes.jsonl",
             (
-                episode_record(
-                    e, self.counters.step, lambda ids: str(text(list(ids))), trained.get(e.id, {})
-                )
+                episode_record(e, self.counters.step, text, trained.get(e.id, {}))
                 for e in episodes
                 if e.attempts
             ),
@@ -288,13 +284,20 @@ class Trainer:
             "evaluate", split, counters.step, temperature=recipe.eval.temperature
         )
         with self._clock("evaluate"):
-            records, _ = await ask_all(recipe.protocol, self.held_out[split], stage)
+            records, faults = await ask_all(recipe.protocol, self.held_out[split], stage)
+            if faults.unanswered:
+                why = next(iter(faults.unanswered.values()))
+                raise InwitError(
+                    f"{len(faults.unanswered)} {split} tasks could not be asked: {why}",
+                    "The run goes on from its last checkpoint: inwit train --resume.",
+                )
             measured = recipe.protocol.measured(records)
         line = {
             "kind": "eval",
             "step": counters.step,
             "stage": self.method.title,
             "split": split,
+            "sees": recipe.protocol.shown(self.cast.conditions),
             **measured.as_dict(),
             **counters.cost,
         }
@@ -355,10 +358,6 @@ class Trainer:
             **asdict(self.counters),
             "last_step": dict(last),
         }
-
-
-def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
 
 
 def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:

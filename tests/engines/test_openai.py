@@ -23,6 +23,7 @@ from inwit.engines.openai import (
     ChatEndpoint,
     EndpointError,
     OpenAISettings,
+    Refused,
     Reply,
     Unanswered,
 )
@@ -121,7 +122,6 @@ def test_settings_that_are_refused(settings: dict[str, Any], said: str) -> None:
         (completion("so", usage=("many", -1)), Reply("so", None, None, Stop.TOKEN)),
         (completion("so", None), Reply("so", 5, 3, Stop.TOKEN)),
         (completion(None, "length"), Reply("", 5, 3, Stop.LENGTH)),
-        (completion(None, "tool_calls"), Reply("", 5, 3, Stop.TOKEN)),
         (
             completion(
                 [
@@ -231,7 +231,7 @@ def test_pauses_end_growing(serve, monkeypatch) -> None:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("inwit.engines.openai.asyncio.sleep", sleep)
+    monkeypatch.setattr("inwit.engines.openai.endpoint.asyncio.sleep", sleep)
     with pytest.raises(Unanswered):
         ask(server, tries=9, pause=0.5)
     assert slept == [0.5, 1, 2, 4, 8, 16, 30, 30]
@@ -271,16 +271,13 @@ def test_but_not_for_longer_than_a_request_may_take(serve, status, wish, least) 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(400, '{"error": "too long"}'), "HTTP 400.*too long"),
         (Answer(401, '{"error": "bad key"}'), r"(?s)HTTP 401.*bad key.*INWIT_API_KEY"),
         (Answer(403), "HTTP 403"),
         (Answer(404, "no such model"), "(?s)HTTP 404.*no such model.*ends on /v1"),
-        (Answer(422, "unexpected field"), "HTTP 422.*unexpected field"),
         (Answer(307, headers={"Location": "http://elsewhere/"}), "HTTP 307"),
         (Answer(200, "<html>Hello</html>"), "OpenAI-compatible.*Hello"),
         (Answer(200, "null"), "OpenAI-compatible"),
         (Answer(200, "[1]"), "OpenAI-compatible"),
-        (Answer(200, '{"error": {"message": "overloaded"}}'), "OpenAI-compatible.*overloaded"),
         (Answer(200, '{"choices": []}'), "OpenAI-compatible"),
         (Answer(200, '{"choices": ["text"]}'), "OpenAI-compatible"),
         (Answer(200, '{"choices": [{"finish_reason": "stop"}]}'), "OpenAI-compatible"),
@@ -295,6 +292,46 @@ def test_what_will_not_get_better_is_not_tried_again(serve, answer: Answer, said
         ask(server)
     assert type(caught.value) is EndpointError
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(400, '{"error": "too long"}'), "HTTP 400.*too long"),
+        (Answer(413, "too large"), "HTTP 413.*too large"),
+        (Answer(422, "unexpected field"), "HTTP 422.*unexpected field"),
+        (Answer(200, '{"error": {"message": "flagged"}}'), "HTTP 200.*flagged"),
+        (completion("half", "content_filter"), "'content_filter'"),
+        (completion(None, "tool_calls"), "'tool_calls'"),
+    ],
+)
+def test_a_refusal_is_about_one_request(serve, answer: Answer, said: str) -> None:
+    """The next question may be answered; this one is not tried again, and is no wrong answer."""
+    server = serve(lambda i, body: answer if i == 0 else completion())
+    endpoint = endpoint_of(server)
+
+    async def two() -> None:
+        with pytest.raises(Refused, match=said):
+            await chat(endpoint)
+        assert (await chat(endpoint)).text == "ok"
+
+    asyncio.run(two())
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_generation_that_failed_is_tried_again_and_never_an_answer(serve, reason: str) -> None:
+    server = serve(lambda i, body: completion("half an", reason) if i == 0 else completion("whole"))
+    assert ask(server).text == "whole"
+    assert len(server.asked) == 2
+
+
+def test_what_the_request_is_called_can_be_set(serve) -> None:
+    server = serve(lambda i, body: completion())
+    ask(server, limit="max_completion_tokens", seeded=False)
+    [body] = server.asked
+    assert body["max_completion_tokens"] == 7
+    assert not {"max_tokens", "seed"} & set(body)
 
 
 # ---------------------------------------------------------------------- bounds
@@ -321,14 +358,14 @@ def test_at_most_so_many_requests_at_once(serve) -> None:
 
 def test_a_budget_counts_as_the_endpoint_does(serve) -> None:
     server = serve(lambda i, body: completion(usage=(5, 3)))
-    endpoint = endpoint_of(server, budget=31)
+    endpoint = endpoint_of(server, budget=34)
 
     async def use_up() -> None:
         for n in range(1, 4):
             await chat(endpoint)
             assert endpoint.spent == n * 8
-        await chat(endpoint)  # 24 + 7 = 31: just so
-        with pytest.raises(BudgetSpent, match="31 tokens does not cover 7 more: 32 are spent"):
+        await chat(endpoint)  # 24, 7 and about 3 of prompt: just so
+        with pytest.raises(BudgetSpent, match="34 tokens does not cover 10 more: 32 are spent"):
             await chat(endpoint)
 
     asyncio.run(use_up())
@@ -363,20 +400,20 @@ def test_requests_under_way_have_their_share_set_aside(serve) -> None:
         return await asyncio.gather(*asked, return_exceptions=True)
 
     async def all_of_it() -> None:
-        """Each may cost 7 and costs 1: two fit at once, and the others wait for what they cost."""
+        """Each may cost 10 and costs 1: two fit at once, and others wait for what they cost."""
         assert all(isinstance(reply, Reply) for reply in await together(4))
         assert endpoint.spent == 4 and server.most == 2
         kinds = [type(outcome).__name__ for outcome in await together(20)]
         assert sorted(set(kinds)) == ["BudgetSpent", "Reply"]
-        assert endpoint.spent == 14  # 6 are left, and 7 might be needed
+        assert endpoint.spent == 11  # 9 are left, and 10 might be needed
 
     asyncio.run(all_of_it())
-    assert len(server.asked) == 14
+    assert len(server.asked) == 11
 
 
 def test_a_request_that_failed_leaves_nothing_set_aside(serve) -> None:
     server = serve(lambda i, body: Answer(500) if i < 2 else completion())
-    endpoint = endpoint_of(server, budget=7, tries=1)
+    endpoint = endpoint_of(server, budget=10, tries=1)
 
     async def fail_twice() -> None:
         for _ in range(2):
@@ -390,7 +427,7 @@ def test_a_request_that_failed_leaves_nothing_set_aside(serve) -> None:
 def test_one_that_is_cancelled_leaves_nothing_set_aside(serve) -> None:
     slow = Answer(body="{}", delay=1)
     server = serve(lambda i, body: completion() if body["max_tokens"] == 7 else slow)
-    endpoint = endpoint_of(server, budget=7, at_once=1)
+    endpoint = endpoint_of(server, budget=10, at_once=1)
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):

@@ -258,7 +258,8 @@ def test_critiques_and_cut_answers_are_counted() -> None:
         Record("b", 0, (Trial((answered("right"),)),)),
     ]
     m = costs(records)
-    assert m["tokens/critiques"] == Measure(5.0, None, 1)
+    assert m["tokens/critiques"] == Measure(10.0, None, 1), "both, of the one question"
+    assert (m["truncated_critiques"].count, m["truncated_critiques"].n) == (0, 2)
     assert m["tokens/turn_2"] == Measure(7.0, None, 1)
     assert (m["truncated"].count, m["truncated"].n) == (1, 3)
     assert total_tokens(records) == 3 + 7 + 4 + 6 + 3
@@ -439,7 +440,7 @@ def test_every_table_is_noted_if_and_only_if_its_interval_holds_0(table) -> None
     """And none breaks the note: a table's counts do not contradict each other."""
     measures = Transitions(*table).measures()
     low, high = measures["delta"].ci
-    assert bool(too_few(measures)) == (low <= 0 <= high)
+    assert bool(too_few(measures, sum(table))) == (low <= 0 <= high)
 
 
 @pytest.mark.parametrize(
@@ -486,3 +487,10 @@ def test_where_all_questions_are_alike_there_is_doubt_nevertheless(value, signed
     assert (found.value, found.n) == (value, 16)
     assert found.ci == pytest.approx((wanted.low, wanted.high), abs=1e-12)
     assert found.ci[1] - found.ci[0] > 0.1
+
+
+def test_conversations_without_room_are_told() -> None:
+    trials = (Trial((answered("right"),), no_room=True), Trial((answered("right"),) * 2))
+    records = [Record(f"q{i}", 0, (t,)) for i, t in enumerate(trials)]
+    [note] = [n for n in measured("intrinsic", records).notes if "room" in n]
+    assert note.startswith("1 conversations left no room")

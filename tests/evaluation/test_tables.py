@@ -43,7 +43,9 @@ def completed(found: Any) -> dict[str, Any]:
         "temperature": 0.5,
         "sees": {"solver": ["question"], "again": ["attempt", "question"]},
         "unanswered": 0,
-        "stopped": "",
+        "critic": "own",
+        "options": {},
+        "unanswered_why": {},
     }
     return dict(plain(found)) | asked
 
@@ -126,11 +128,16 @@ def test_the_page_says_what_was_asked_and_shown() -> None:
 
 def test_what_was_not_answered_and_not_counted_is_said() -> None:
     base = completed(measured("direct", table_of(1, 1, 0, 0)))
-    unknown = base | {"sampled_tokens": None, "unanswered": 3}
-    assert facts(unknown)[2:] == ["sampled tokens: unknown", "unanswered: 3 (passing faults)"]
-    stopped = unknown | {"stopped": "the budget is spent", "sampled_tokens": 1234567}
-    assert facts(stopped)[2:] == [
-        "sampled tokens: 1,234,567",
-        "unanswered: 3 (the budget is spent)",
-    ]
-    assert "unanswered: 3 (the budget is spent)" in markdown(stopped)
+    assert facts(base | {"sampled_tokens": None})[2:] == ["sampled tokens: unknown"]
+    why = {"no answer in 6 tries": 2, "the budget is spent": 1}
+    stopped = base | {"unanswered": 3, "unanswered_why": why, "sampled_tokens": 1234567}
+    told = ["unanswered: 2 (no answer in 6 tries)", "unanswered: 1 (the budget is spent)"]
+    assert facts(stopped)[2:] == ["sampled tokens: 1,234,567", *told]
+    assert all(line in markdown(stopped) for line in told)
+
+
+def test_the_options_and_another_critic_are_named() -> None:
+    base = completed(measured("intrinsic", table_of(1, 1, 0, 0)))
+    asked = base | {"options": {"turns": 3, "marker": None}, "critic": "http://x/v1 big"}
+    assert markdown(asked).startswith("# intrinsic (turns 3): tiny\n")
+    assert "- critic: http://x/v1 big\n" in markdown(asked)

@@ -34,6 +34,7 @@ def test_a_step_by_hand():
         "reward/first": 0.5,
         "reward/revision": pytest.approx(1 / 3),
         "success/first": 0.5,
+        "success/first/base": None,
         "success/revision": pytest.approx(1 / 3),
         "critic/gain": 0.0,
         "critic/wrong_to_right": pytest.approx(1 / 3),

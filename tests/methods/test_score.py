@@ -180,6 +180,15 @@ def test_with_the_classic_mistake_it_does():
     assert not torch.equal(gradient(mistake.credit(mine), 0), gradient(mistake.credit(other), 0))
 
 
+def test_the_classic_mistake_leaves_out_whole_episodes_that_broke():
+    """An error is never a reward: not even as a zero in a sum over turns."""
+    rows = two(bonus="all_turns", beta1=0).credit(
+        [tried(0, RIGHT, "error"), tried(1, WRONG, RIGHT)]
+    )
+    assert set(advantages(rows)) == {("1", 0), ("1", 1)}
+    assert two(bonus="all_turns").measures([tried(0, RIGHT, "error")]) == {"reward/shaped": None}
+
+
 def test_the_classic_mistake_pays_for_failing_first():
     """Wrong then right earns 0 + 11 on all tokens, right twice 1 + 1: first turns learn to fail."""
     pair = [tried(0, WRONG, RIGHT), tried(1, RIGHT, RIGHT)]
@@ -222,6 +231,8 @@ def test_the_shaped_reward_is_logged_beside_accuracy():
         ({"group_size": 1}, "greater than or equal to 2"),
         ({"without": "kl"}, "multi_turn_training"),
         ({"base_share": 1.0}, "less than 1"),
+        ({"base_share": 0.05}, "lends 0 of 8"),
+        ({"base_share": 0.9}, "lends 7 of 8"),
     ],
 )
 def test_nonsense_is_refused(settings, reason):

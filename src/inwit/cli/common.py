@@ -21,8 +21,8 @@ app = typer.Typer(
     help="Train language models to find and fix their own mistakes, and measure whether they do.",
     epilog="First steps: `make demo`, then docs/tutorial.md.",
 )
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 Set = Annotated[
     list[str] | None,

@@ -97,6 +97,8 @@ def eval(
             raise InwitError("--questions and --env exclude each other.", "Give one of them.")
         env, split = "questions", "test"
         sets += [f"env.file={_text(questions)}", "env.dev=0.0", "env.test=1.0"]
+    if budget is not None and not source.startswith(("http://", "https://")):
+        raise InwitError(f"--budget is for endpoints, and '{source}' is none.", "Leave it out.")
     recipe = recipe_of(source, env, model, [*sets, *(set_ or [])], usual="intrinsic")
     other = _other(critic, critic_model) if critic else None
     summary, folder = _evaluate(recipe, other, split_of(split), tasks, samples, save)
@@ -105,10 +107,9 @@ def eval(
     else:
         _show(summary, folder)
     if summary["unanswered"]:
-        tell(
-            f"{summary['unanswered']} questions are unanswered ({summary['stopped'] or 'faults'}). "
-            "What was answered is kept: the same command asks the rest."
-        )
+        why = "; ".join(summary["unanswered_why"])
+        tell(f"{summary['unanswered']} questions are unanswered: {why}")
+        tell("What was answered is kept: the same command asks the rest again.")
         raise typer.Exit(1)
 
 
@@ -170,9 +171,9 @@ def _other(critic: str, model: str | None) -> tuple[str, str | None]:
 
 
 def _show(summary: dict[str, Any], folder: Path) -> None:
-    from inwit.evaluation.tables import HEAD, facts, rows
+    from inwit.evaluation.tables import HEAD, facts, rows, title
 
-    table = Table(*HEAD, title=f"{summary['protocol']}: {summary['model']}")
+    table = Table(*HEAD, title=title(summary))
     for row in rows(summary["measures"]):
         table.add_row(*row)
     out.print(table)
@@ -214,10 +215,10 @@ def stats(
     found = statistics_of(table)
     if json_:
         return print_json(found)
-    from inwit.evaluation.tables import HEAD, rows
+    from inwit.evaluation.tables import HEAD, LABELS, rows
 
     shown = Table(*HEAD)
-    for row in rows(found["measures"]):
+    for row in rows({name: m for name, m in found.items() if name in LABELS}):
         shown.add_row(*row)
     out.print(shown)
     out.print(f"McNemar, exact, two-sided: p = {found['mcnemar_p']:.3g}", highlight=False)

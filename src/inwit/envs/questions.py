@@ -80,7 +80,7 @@ def read_tasks(settings: QuestionsSettings) -> list[Task]:
     """Every line as a task. Raises InwitError with file and line where one is broken."""
     file = settings.file
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other line ends
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line ends
     except FileNotFoundError as error:
         raise InwitError(f"There is no task file '{file}'.", "Check env.file.") from error
     except (UnicodeDecodeError, OSError) as error:

@@ -101,6 +101,7 @@ class Found:
     measures: Measures
     p: dict[str, float] = field(default_factory=dict)
     table: Transitions | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ def _verdicts(records: Sequence[Record]) -> Measures:
 
 
 def costs(records: Sequence[Record]) -> Measures:
-    """Tokens and seconds by turn, per question; truncated answers and critiques; errors.
+    """Tokens and seconds per question, by turn; truncated answers and critiques; errors.
 
     Seconds are from question to answer, others being answered meanwhile.
     """
@@ -301,6 +302,10 @@ def costs(records: Sequence[Record]) -> Measures:
         if any(t.critiques for r in records for t in r.arm(arm)):
             found |= _cost(records, f"critiques{mine}", _critiques_in(arm))
     found["truncated"] = rate(records, lambda r: [a.said.truncated for a in r.answers])
+    if any(t.critiques for r in records for t in r.trials):
+        found["truncated_critiques"] = rate(
+            records, lambda r: [c.truncated for t in r.trials for c in t.critiques]
+        )
     found["errors"] = rate(records, lambda r: [a.grade is Grade.ERROR for a in r.answers])
     return found
 
@@ -315,10 +320,25 @@ def _critiques_in(arm: str) -> Callable[[Record], list[Said]]:
 
 def _cost(records: Sequence[Record], name: str, of: Callable[[Record], list[Said]]) -> Measures:
     return {
-        f"tokens/{name}": mean(records, lambda r: [s.tokens for s in of(r)]),
-        f"prompt_tokens/{name}": mean(records, lambda r: [s.prompt_tokens for s in of(r)]),
-        f"seconds/{name}": mean(records, lambda r: [s.seconds for s in of(r)]),
+        f"tokens/{name}": mean(records, lambda r: _together(s.tokens for s in of(r))),
+        f"prompt_tokens/{name}": mean(records, lambda r: _together(s.prompt_tokens for s in of(r))),
+        f"seconds/{name}": mean(records, lambda r: _together(s.seconds for s in of(r))),
     }
+
+
+def _together(costs: Iterable[float | None]) -> list[float]:
+    """What was asked of one question costs together; nothing where that is unknown, or no cost."""
+    found = list(costs)
+    known = [c for c in found if c is not None]
+    return [sum(known)] if known and len(known) == len(found) else []
+
+
+def no_room(records: Sequence[Record]) -> tuple[str, ...]:
+    """Says how often another attempt was due and the conversation left no room for it."""
+    cut = sum(t.no_room for r in records for t in r.trials)
+    if not cut:
+        return ()
+    return (f"{cut} conversations left no room for another attempt: there the last answer stands.",)
 
 
 def total_tokens(records: Sequence[Record]) -> int | None:
@@ -327,7 +347,7 @@ def total_tokens(records: Sequence[Record]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def too_few(measures: Measures, samples: int = 1) -> tuple[str, ...]:
+def too_few(measures: Measures, questions: int) -> tuple[str, ...]:
     """Says where N cannot tell a difference from none, and about what N could.
 
     Where questions were asked several times there is no such N: their samples are not independent.
@@ -339,9 +359,9 @@ def too_few(measures: Measures, samples: int = 1) -> tuple[str, ...]:
     if low > 0 or high < 0:
         return ()
     changed = (gained.value or 0.0) + (lost.value or 0.0)
-    if delta.value == 0 or samples > 1:
+    if delta.value == 0 or questions < delta.n:
         return (
-            f"N = {delta.n // samples}: the interval of delta reaches from {100 * low:+.1f} to "
+            f"N = {questions}: the interval of delta reaches from {100 * low:+.1f} to "
             f"{100 * high:+.1f} points, and holds 0.",
         )
     try:

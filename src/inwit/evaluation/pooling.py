@@ -10,7 +10,7 @@ from typing import Any
 from inwit.errors import InwitError
 from inwit.evaluation.measures import Transitions, too_few
 
-ASKED_ALIKE = ("protocol", "sees")
+ASKED_ALIKE = ("protocol", "options", "sees")
 """What must be equal for counts to be added up."""
 
 
@@ -42,6 +42,13 @@ def pooled(files: Sequence[Path]) -> Transitions:
                     f"{file} and {files[0]} differ in '{key}': they measure different things.",
                     "Pool evaluations of one protocol and information condition.",
                 )
+    asked: dict[str, Path] = {}
+    for file, summary in zip(files, found, strict=True):
+        if (other := asked.setdefault(summary["tasks"], file)) is not file:
+            raise InwitError(
+                f"{file} and {other} asked the same questions: they are not independent.",
+                "Pool evaluations on different questions.",
+            )
     tables = [summary["table"] for summary in found]
     names = ("both", "only_first", "only_second", "neither")
     return Transitions(*(sum(table[name] for table in tables) for name in names))
@@ -50,7 +57,7 @@ def pooled(files: Sequence[Path]) -> Transitions:
 def _read(file: Path) -> dict[str, Any]:
     try:
         summary = json.loads(file.read_text("utf-8"))
-        table = summary["table"]
+        table, _ = summary["table"], summary["tasks"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InwitError(
             f"{file} is not an evaluation's summary.json ({error}).", "Check it."
@@ -75,6 +82,5 @@ def statistics_of(table: Transitions) -> dict[str, Any]:
         "mcnemar_p": table.p,
         "n": table.n,
         "table": table,
-        "measures": as_dicts,
-        "notes": too_few(measures),
+        "notes": too_few(measures, table.n),
     }

@@ -68,14 +68,17 @@ class Trial:
 
     Attributes:
         arm: which of a protocol's ways of asking this was; empty where there is one.
+        no_room: another attempt was due, and the conversation left no room for it: the last answer
+            stands.
     """
 
     answers: tuple[Answer, ...]
     critiques: tuple[Said, ...] = ()
     arm: str = ""
+    no_room: bool = False
 
     @classmethod
-    def of(cls, episode: Episode, arm: str = "") -> Trial:
+    def of(cls, episode: Episode, arm: str = "", *, no_room: bool = False) -> Trial:
         def critique(c: Critique) -> Said:
             return Said.of([c.turn], c.text)
 
@@ -83,6 +86,7 @@ class Trial:
             tuple(Answer.of(a) for a in episode.attempts),
             tuple(critique(c) for c in episode.critiques),
             arm,
+            no_room,
         )
 
     def after(self, turn: int) -> Answer:
@@ -143,4 +147,5 @@ def _trial(data: Mapping[str, Any]) -> Trial:
         Answer(**{**a, "grade": Grade(a["grade"]), "said": _said(a["said"])})
         for a in data["answers"]
     )
-    return Trial(answers, tuple(_said(c) for c in data["critiques"]), data["arm"])
+    critiques = tuple(_said(c) for c in data["critiques"])
+    return Trial(answers, critiques, data["arm"], data["no_room"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inwit.engines.openai import BudgetSpent, EndpointError, Unanswered
+from inwit.engines.openai import BudgetSpent, EndpointError, Refused, Unanswered
 from inwit.envs import Task
 from inwit.errors import InwitError, TooLong
 from inwit.evaluation.protocols import Protocol
@@ -62,6 +63,12 @@ class Faults:
     stopped: str = ""
     in_a_row: int = 0
 
+    def reasons(self, missing: int) -> dict[str, int]:
+        """Why questions are unanswered, and how many for each reason, `missing` in all."""
+        found = dict(Counter(self.unanswered.values()))
+        rest = missing - sum(found.values())
+        return found | ({f"not asked any more: {self.stopped}": rest} if rest else {})
+
     def note(self, key: tuple[str, int], error: EndpointError) -> None:
         self.unanswered[key] = error.what
         self.in_a_row += 1
@@ -81,8 +88,9 @@ async def ask_all(
 ) -> tuple[list[Record], Faults]:
     """Ask every task `samples` times, but for those that `answers` holds already.
 
-    A passing fault of an endpoint leaves its question unanswered and is counted; a lasting one
-    (a wrong key, no such model) is raised. What was answered is kept in every case.
+    What concerns one question alone (a passing fault of an endpoint, a prompt that it refuses, no
+    room) leaves that question unanswered and is counted; a lasting fault (a wrong key, no such
+    model) is raised. What was answered is kept in every case.
 
     Args:
         at_once: questions under way at the same time; all, if not given.
@@ -108,7 +116,7 @@ async def ask_all(
             except TooLong as error:
                 faults.unanswered[task.id, sample] = error.what
                 return
-            except (Unanswered, BudgetSpent) as error:
+            except (Unanswered, Refused, BudgetSpent) as error:
                 faults.note((task.id, sample), error)
                 return
             faults.in_a_row = 0

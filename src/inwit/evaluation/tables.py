@@ -30,6 +30,7 @@ LABELS = {
     "finals_over_parallel": "second answers - independent, equal generations",
     "finals_over_parallel_equal_tokens": "second answers - independent, equal tokens",
     "truncated": "answers cut off by the token limit",
+    "truncated_critiques": "critiques cut off by the token limit",
     "errors": "answers that could not be graded",
 }
 DIFFERENCES = ("delta", "finals_over_parallel", "finals_over_parallel_equal_tokens")
@@ -69,12 +70,19 @@ def _label(name: str) -> str:
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """An evaluation's `summary.json` as a page: what was asked, what was shown, what came out."""
-    lines = [f"# {summary['protocol']}: {summary['model']}", ""]
+    lines = [f"# {title(summary)}", ""]
     lines += [f"- {line}" for line in facts(summary)]
     lines += ["", *_table(HEAD, rows(summary["measures"])), ""]
     lines += [f"{name}: {p:.3g}" for name, p in summary["p"].items()]
     lines += [f"\n> {note}" for note in summary["notes"]]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """The protocol, with its options, and the model."""
+    options = {k: v for k, v in summary["options"].items() if v is not None}
+    said = ", ".join(f"{k} {v}" for k, v in options.items())
+    return f"{summary['protocol']}{f' ({said})' if said else ''}: {summary['model']}"
 
 
 def facts(summary: Mapping[str, Any]) -> list[str]:
@@ -86,10 +94,9 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
         "shown: " + "; ".join(f"{k}: {', '.join(v)}" for k, v in summary["sees"].items()),
         f"sampled tokens: {'unknown' if tokens is None else f'{tokens:,}'}",
     ]
-    if summary["unanswered"]:
-        found.append(
-            f"unanswered: {summary['unanswered']} ({summary['stopped'] or 'passing faults'})"
-        )
+    if summary["critic"] != "own":
+        found.append(f"critic: {summary['critic']}")
+    found += [f"unanswered: {n} ({why})" for why, n in summary["unanswered_why"].items()]
     return found
 
 

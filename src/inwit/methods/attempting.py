@@ -12,7 +12,9 @@ from inwit.playing import Stage, fitting
 from inwit.rows import Attempt, Behaviour, Episode
 
 
-async def go_on(task: Task, stage: Stage, firsts: Sequence[Attempt], turns: int) -> list[Episode]:
+async def with_second_thoughts(
+    task: Task, stage: Stage, firsts: Sequence[Attempt], turns: int
+) -> list[Episode]:
     """Each first attempt followed by others in the same conversation, `turns` in all.
 
     A conversation that leaves no room for the next attempt ends before it.

@@ -76,8 +76,12 @@ def critic_row(episode: Episode, critique: Critique, advantage: float, group: Gr
     )
 
 
-def demonstration_row(episode: Episode, turn: Turn) -> Row:
-    """A turn to be imitated: advantage 1 on every token, log-probs unknown (NaN)."""
+def demonstration_row(episode: Episode, turn: Turn, index: int = 0) -> Row:
+    """A turn to be imitated: advantage 1 on every token, log-probs unknown (NaN).
+
+    Args:
+        index: of the attempt that it stands for.
+    """
     ids = turn.completion.ids
     context = context_id(turn.prompt_ids)
     return Row(
@@ -89,7 +93,7 @@ def demonstration_row(episode: Episode, turn: Turn) -> Row:
         role=turn.role,
         group=GroupKey(episode.query, turn.role),
         episode=episode.id,
-        turn=0,
+        turn=index,
         sampled_context=context,
         trained_context=context,
         sees=turn.sees,

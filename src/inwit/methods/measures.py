@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from inwit.rows import Episode, Grade, Role, Row, Stop
+from inwit.rows import Attempt, Behaviour, Episode, Grade, Role, Row, Stop
 
 Measures = dict[str, float | int | None]
 
@@ -23,15 +23,17 @@ def share(flags: Iterable[bool]) -> float | None:
 def of_episodes(episodes: Sequence[Episode]) -> Measures:
     """Rewards, corrections, lengths and faults of one step. Errors count only as errors.
 
-    `again/...` is of second thoughts without a critique, from an episode's first attempt to its
-    last. `critic_gain` is the mean of s(revision) - s(attempt) over critiques; `survivors` the
-    share of sessions that got a critique, which later rounds' numbers are conditioned on
-    (LESSONS 9).
+    `success/first` is the policy's alone; `success/first/base` that of first attempts which its
+    reference made. `again/...` is of second thoughts without a critique, from an episode's first
+    attempt to its last. `critic_gain` is the mean of s(revision) - s(attempt) over critiques;
+    `survivors` the share of sessions that got a critique, which later rounds' numbers are
+    conditioned on (LESSONS 9).
     """
     played = [e for e in episodes if e.attempts]
     attempts = [a for e in played for a in e.attempts]
     sound = [a for a in attempts if a.grade is not Grade.ERROR]
-    firsts = [a for a in sound if a.index == 0]
+    firsts = [a for a in sound if a.index == 0 and _own(a)]
+    lent = [a for a in sound if a.index == 0 and not _own(a)]
     revisions = [a for a in sound if a.index > 0]
     corrections = [
         (before, critique, after)
@@ -49,6 +51,7 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         "reward/first": mean(a.reward for a in firsts),
         "reward/revision": mean(a.reward for a in revisions),
         "success/first": share(a.success for a in firsts),
+        "success/first/base": share(a.success for a in lent),
         "success/revision": share(a.success for a in revisions),
         "critic/gain": mean(float(b.success) - float(a.success) for a, _, b in corrections),
         "critic/wrong_to_right": share(not a.success and b.success for a, _, b in corrections),
@@ -69,6 +72,11 @@ def of_episodes(episodes: Sequence[Episode]) -> Measures:
         "tokens/attempt": mean(a.sampled_tokens for a in attempts),
         "tokens/sampled": sum(e.sampled_tokens for e in episodes),
     }
+
+
+def _own(attempt: Attempt) -> bool:
+    """Whether the policy made it, and not its reference."""
+    return attempt.turns[0].behaviour is Behaviour.POLICY
 
 
 def of_rows(rows: Sequence[Row]) -> Measures:

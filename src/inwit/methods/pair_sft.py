@@ -75,7 +75,7 @@ class PairSFT(Method):
         return episodes
 
     def credit(self, episodes: Sequence[Episode]) -> list[Row]:
-        return [demonstration_row(e, turn) for e in episodes for turn in e.demonstrations]
+        return [demonstration_row(e, turn, 1) for e in episodes for turn in e.demonstrations]
 
 
 def _correction(task: Task, first: Attempt, right: Attempt, stage: Stage) -> Turn:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from inwit.envs import Task
-from inwit.methods.attempting import go_on, with_reference
+from inwit.methods.attempting import with_reference, with_second_thoughts
 from inwit.methods.base import Method, ReinforceSettings
 from inwit.methods.crediting import check_groups, kl_credited, solver_row, turn_key
 from inwit.objectives import Objective, by_group, leave_one_out
@@ -46,7 +46,7 @@ class RLOO(Method):
     async def collect(self, tasks: Sequence[Task], stage: Stage) -> list[Episode]:
         async def episodes(task: Task) -> list[Episode]:
             firsts = await stage.first_attempts(task, self.settings.group_size)
-            return await go_on(task, stage, firsts, self.turns)
+            return await with_second_thoughts(task, stage, firsts, self.turns)
 
         played = [e for es in await asyncio.gather(*map(episodes, tasks)) for e in es]
         return await with_reference(played, stage) if self.needs_reference else played

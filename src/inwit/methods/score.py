@@ -39,7 +39,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from inwit.envs import Task
-from inwit.methods.attempting import go_on, with_reference
+from inwit.methods.attempting import with_reference, with_second_thoughts
 from inwit.methods.base import Method, ReinforceSettings
 from inwit.methods.crediting import check_groups, kl_credited, solver_row, turn_key
 from inwit.methods.measures import mean
@@ -69,6 +69,12 @@ class SCoReSettings(ReinforceSettings):
     def _sense(self) -> SCoReSettings:
         if self.without == "on_policy" and self.base_share:
             raise ValueError("without = 'on_policy' makes all first attempts fixed: no base_share")
+        lent = round(self.base_share * self.group_size)
+        if self.base_share and not 1 <= lent <= self.group_size - 2:
+            raise ValueError(
+                f"base_share lends {lent} of {self.group_size} first attempts: at least 1 is to be "
+                "lent, and 2 of the policy's own are to share a baseline"
+            )
         if self.without != "nothing" and self.bonus == "all_turns":
             raise ValueError("bonus = 'all_turns' and without are two ablations: choose one")
         return self
@@ -100,22 +106,16 @@ class SCoRe(Method):
 
     async def _episodes(self, task: Task, stage: Stage) -> list[Episode]:
         s = self.settings
-        lent = round(s.base_share * s.group_size)
-        firsts: list[Attempt] = []
         if s.without == "on_policy":
             fixed = replace(stage, scene=("fixed",))  # the same whenever the query comes
-            return await go_on(
-                task,
-                stage,
-                await fixed.first_attempts(task, s.group_size, by=stage.understudy),
-                s.turns,
-            )
-        if s.group_size > lent:
-            firsts += await stage.first_attempts(task, s.group_size - lent)
-        if lent:
-            firsts += await stage.first_attempts(task, lent, by=stage.understudy, name="base")
+            firsts = await fixed.first_attempts(task, s.group_size, by=stage.understudy)
+        else:
+            lent = round(s.base_share * s.group_size)
+            firsts = await stage.first_attempts(task, s.group_size - lent)
+            if lent:
+                firsts += await stage.first_attempts(task, lent, by=stage.understudy, name="base")
         turns = 1 if s.without == "multi_turn_training" else s.turns
-        return await go_on(task, stage, firsts, turns)
+        return await with_second_thoughts(task, stage, firsts, turns)
 
     # ------------------------------------------------------------------ credit
 
@@ -123,17 +123,24 @@ class SCoRe(Method):
         """What each turn is credited with, before baseline and KL."""
         raise NotImplementedError("a stage's own")
 
+    def compared(self, episode: Episode, attempt: Attempt) -> Sequence[Attempt]:
+        """The attempts whose grades an attempt's reward is made of."""
+        return episode.attempts[max(attempt.index - 1, 0) : attempt.index + 1]
+
     def beta(self, attempt: Attempt) -> float:
         """The KL coefficient of an attempt's tokens."""
         del attempt
         return self.settings.beta1
+
+    def _graded(self, episode: Episode, attempt: Attempt) -> bool:
+        return all(a.grade is not Grade.ERROR for a in self.compared(episode, attempt))
 
     def credit(self, episodes: Sequence[Episode]) -> list[Row]:
         turns = [
             (episode, attempt, reward)
             for episode in episodes
             for attempt, reward in zip(episode.attempts, self.rewards(episode), strict=True)
-            if _counts(episode, attempt)
+            if attempt.turns[0].behaviour is Behaviour.POLICY and self._graded(episode, attempt)
         ]
         keys = [turn_key(episode, attempt) for episode, attempt, _ in turns]
         advantages = by_group([reward for *_, reward in turns], keys, lambda _: leave_one_out)
@@ -143,13 +150,6 @@ class SCoRe(Method):
         ]
         check_groups(rows)
         return rows
-
-
-def _counts(episode: Episode, attempt: Attempt) -> bool:
-    """Whether an attempt is the policy's, and it and the one before it were graded."""
-    compared = episode.attempts[max(attempt.index - 1, 0) : attempt.index + 1]
-    own = attempt.turns[0].behaviour is Behaviour.POLICY
-    return own and all(a.grade is not Grade.ERROR for a in compared)
 
 
 class StageOne(SCoRe):
@@ -184,7 +184,12 @@ class StageTwo(SCoRe):
         shaped = r[:1] + [now + alpha * (now - before) for before, now in pairwise(r)]
         return [sum(shaped)] * len(shaped) if s.bonus == "all_turns" else shaped
 
+    def compared(self, episode: Episode, attempt: Attempt) -> Sequence[Attempt]:
+        """With the classic mistake, every attempt's reward is made of all of them."""
+        whole = self.settings.bonus == "all_turns"
+        return episode.attempts if whole else super().compared(episode, attempt)
+
     def measures(self, episodes: Sequence[Episode]) -> Mapping[str, float | None]:
         """The reward of the last turn as it is shaped: beside it, A1 must not fall."""
-        last = [self.rewards(e)[-1] for e in episodes if _counts(e, e.attempts[-1])]
+        last = [self.rewards(e)[-1] for e in episodes if self._graded(e, e.attempts[-1])]
         return {"reward/shaped": mean(last)}

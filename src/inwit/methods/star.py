@@ -19,7 +19,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from inwit.envs import Task
-from inwit.methods.attempting import go_on
+from inwit.methods.attempting import with_second_thoughts
 from inwit.methods.base import Method, MethodSettings
 from inwit.methods.crediting import solver_row, turn_key
 from inwit.objectives import Objective
@@ -47,7 +47,7 @@ class STaR(Method):
     async def collect(self, tasks: Sequence[Task], stage: Stage) -> list[Episode]:
         async def episodes(task: Task) -> list[Episode]:
             firsts = await stage.first_attempts(task, self.settings.group_size)
-            return await go_on(task, stage, firsts, 2)
+            return await with_second_thoughts(task, stage, firsts, 2)
 
         return [e for es in await asyncio.gather(*map(episodes, tasks)) for e in es]
 

@@ -86,3 +86,8 @@ def check_trackers(names: Sequence[str]) -> None:
 def open_trackers(names: Sequence[str], folder: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
     """The trackers a recipe asks for."""
     return [TRACKERS[name](folder, recipe) for name in names]
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """What a tracker takes of a line of the log."""
+    return {k: v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,13 +14,15 @@ from inwit.evaluation.measures import (
     Found,
     Measured,
     costs,
+    no_room,
     paired,
     too_few,
     total_tokens,
 )
 from inwit.evaluation.records import Record, Trial
-from inwit.playing import Stage
-from inwit.rows import Grade
+from inwit.playing import Stage, fitting
+from inwit.roles.prompt import ROLE_OF
+from inwit.rows import Attempt, Condition, Critique, Episode, Grade, Role, Sees
 
 
 class ProtocolSettings(BaseModel):
@@ -54,6 +56,14 @@ class Protocol(ABC):
         """Raise InwitError where these tasks cannot be asked in this way."""
         del env, tasks
 
+    def shown(self, conditions: Mapping[str, Condition]) -> dict[str, list[str]]:
+        """What each of its prompts shows; who is shown a critique is shown what the critic saw."""
+        mine = {name: conditions[name] for name in self.prompts}
+        heard = [c for name, c in mine.items() if ROLE_OF[name] is Role.CRITIC]
+        return {
+            name: sorted(c.union(*heard) if Sees.CRITIQUE in c else c) for name, c in mine.items()
+        }
+
     @abstractmethod
     async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
         """Ask one question."""
@@ -66,16 +76,17 @@ class Protocol(ABC):
         """Everything that is reported of the records, which are not to be empty."""
         found = self.measures(records)
         samples = max(r.sample for r in records) + 1
+        n = len({r.task for r in records})
         return Measured(
             protocol=self.name,
-            n=len({r.task for r in records}),
+            n=n,
             samples=samples,
             measures=found.measures | costs(records),
             sampled_tokens=total_tokens(records),
             errors=sum(a.grade is Grade.ERROR for r in records for a in r.answers),
             p=found.p,
             table=found.table,
-            notes=too_few(found.measures, samples),
+            notes=(*found.notes, *no_room(records), *too_few(found.measures, n)),
         )
 
 
@@ -87,6 +98,42 @@ class Following(Protocol):
 
     def measures(self, records: Sequence[Record]) -> Found:
         return paired(records, self.settings.turns)
+
+
+class Criticised(Following):
+    """A protocol in which something is said about an attempt before the next one.
+
+    Attributes:
+        critic: the prompt under which it is said.
+        about: the grades of attempts that it is said about; after others, the protocol ends.
+    """
+
+    critic: ClassVar[str] = "critic"
+    about: ClassVar[frozenset[Grade]] = frozenset({Grade.WRONG})
+
+    @abstractmethod
+    async def following(
+        self, task: Task, stage: Stage, before: Attempt, said: Sequence[Critique], turn: int
+    ) -> Attempt:
+        """The attempt after `before`, which the last of `said` is about."""
+
+    async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
+        attempts = await stage.first_attempts(task, 1)
+        said: list[Critique] = []
+        no_room = False
+        for turn in range(1, self.settings.turns):
+            before = attempts[-1]
+            if before.grade not in self.about:
+                break
+            critique = await fitting(stage.criticise(task, before, turn - 1, 0, prompt=self.critic))
+            said += [critique] if critique else []
+            attempt = (
+                await fitting(self.following(task, stage, before, said, turn)) if critique else None
+            )
+            if no_room := attempt is None:
+                break
+            attempts.append(attempt)
+        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(said)), no_room=no_room),)
 
 
 def wrong_answers(env: Env, tasks: Sequence[Task]) -> None:

@@ -7,29 +7,21 @@ at the start, or another one (`--critic`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from inwit.envs import Task
-from inwit.evaluation.protocols.base import Following
-from inwit.evaluation.records import Trial
-from inwit.playing import Stage, fitting
-from inwit.rows import Critique, Episode, Grade
+from inwit.evaluation.protocols.base import Criticised
+from inwit.playing import Stage
+from inwit.rows import Attempt, Critique
 
 
-class CritiqueFailures(Following):
+class CritiqueFailures(Criticised):
     summary: ClassVar = "a critic reads failures, and the solver tries again"
     prompts: ClassVar = ("solver", "critic", "revision")
 
-    async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
-        attempts = await stage.first_attempts(task, 1)
-        critiques: list[Critique] = []
-        for turn in range(1, self.settings.turns):
-            if attempts[-1].grade is not Grade.WRONG:
-                break
-            said = await fitting(stage.criticise(task, attempts[-1], turn - 1, 0))
-            revision = await fitting(stage.revise(task, said, turn, 0)) if said else None
-            if said is None or revision is None:  # no room for it: a failure that stays one
-                break
-            critiques.append(said)
-            attempts.append(revision)
-        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(critiques))),)
+    async def following(
+        self, task: Task, stage: Stage, before: Attempt, said: Sequence[Critique], turn: int
+    ) -> Attempt:
+        del before
+        return await stage.revise(task, said[-1], turn, 0)

@@ -66,7 +66,8 @@ class Injected(Protocol):
             for r in records
             for own, user in zip(right(r, "own"), right(r, "user"), strict=False)
         ]
-        return Found(found, {"mcnemar_p": Transitions.of(pairs).p})
+        once = len({r.task for r in records}) == len(records)
+        return Found(found, {"mcnemar_p": Transitions.of(pairs).p} if once else {})
 
 
 def _blind(

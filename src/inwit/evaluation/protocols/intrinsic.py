@@ -24,7 +24,8 @@ class Intrinsic(Following):
         attempts = await stage.first_attempts(task, 1)
         for turn in range(1, self.settings.turns):
             second = await fitting(stage.again(task, attempts[-1], turn, 0))
-            if second is None:  # the conversation leaves no room: the last answer stands
+            if second is None:
                 break
             attempts.append(second)
-        return (Trial.of(Episode("", task.id, tuple(attempts))),)
+        episode = Episode("", task.id, tuple(attempts))
+        return (Trial.of(episode, no_room=len(attempts) < self.settings.turns),)

@@ -7,38 +7,27 @@ so right answers cannot be spoiled; not to be ranked beside `intrinsic`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from inwit.envs import Task
-from inwit.evaluation.protocols.base import Following
-from inwit.evaluation.records import Trial
-from inwit.playing import Stage, fitting
-from inwit.rows import Critique, Episode, Grade
+from inwit.evaluation.protocols.base import Criticised
+from inwit.playing import Stage
+from inwit.rows import Attempt, Critique
 
 REMEMBERED = 3
 """Reflections that are kept in view (section 3 of the paper: one to three)."""
 
 
-class Reflexion(Following):
+class Reflexion(Criticised):
     summary: ClassVar = "failures are reflected on with the environment's feedback, and retried"
     prompts: ClassVar = ("solver", "reflection", "revision")
+    critic: ClassVar = "reflection"
 
-    async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
-        attempts = await stage.first_attempts(task, 1)
-        reflections: list[Critique] = []
-        for turn in range(1, self.settings.turns):
-            last = attempts[-1]
-            if last.grade is not Grade.WRONG:
-                break
-            said = await fitting(stage.criticise(task, last, turn - 1, 0, prompt="reflection"))
-            if said is None:
-                break
-            memory = [c.text for c in (*reflections, said)[-REMEMBERED:]]
-            remembered = replace(said, text="\n".join(memory))
-            retry = await fitting(stage.revise(task, remembered, turn, 0))
-            if retry is None:
-                break
-            reflections.append(said)
-            attempts.append(retry)
-        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(reflections))),)
+    async def following(
+        self, task: Task, stage: Stage, before: Attempt, said: Sequence[Critique], turn: int
+    ) -> Attempt:
+        del before
+        memory = "\n".join(c.text for c in said[-REMEMBERED:])
+        return await stage.revise(task, replace(said[-1], text=memory), turn, 0)

@@ -6,30 +6,22 @@ both. No outcome, no reference: the information condition of `intrinsic`, with w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from inwit.envs import Task
-from inwit.evaluation.protocols.base import Following
-from inwit.evaluation.records import Trial
-from inwit.playing import Stage, fitting
-from inwit.rows import Critique, Episode, Grade
+from inwit.evaluation.protocols.base import Criticised
+from inwit.playing import Stage
+from inwit.rows import Attempt, Critique, Grade
 
 
-class SelfRefine(Following):
+class SelfRefine(Criticised):
     summary: ClassVar = "feedback from the model itself on every attempt, outcome unknown"
     prompts: ClassVar = ("solver", "feedback", "refine")
+    critic: ClassVar = "feedback"
+    about: ClassVar = frozenset({Grade.WRONG, Grade.RIGHT})
 
-    async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
-        attempts = await stage.first_attempts(task, 1)
-        critiques: list[Critique] = []
-        for turn in range(1, self.settings.turns):
-            last = attempts[-1]
-            if last.grade is Grade.ERROR:
-                break
-            said = await fitting(stage.criticise(task, last, turn - 1, 0, prompt="feedback"))
-            refined = await fitting(stage.refine(task, last, said, turn, 0)) if said else None
-            if said is None or refined is None:
-                break
-            critiques.append(said)
-            attempts.append(refined)
-        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(critiques))),)
+    async def following(
+        self, task: Task, stage: Stage, before: Attempt, said: Sequence[Critique], turn: int
+    ) -> Attempt:
+        return await stage.refine(task, before, said[-1], turn, 0)

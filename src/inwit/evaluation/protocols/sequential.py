@@ -42,7 +42,8 @@ class Sequential(Protocol):
         for i, first in enumerate(firsts):
             second = await fitting(stage.again(task, first, 1, i))
             made = (first,) if second is None else (first, second)
-            pairs.append(Trial.of(Episode("", task.id, made), "sequential"))
+            episode = Episode("", task.id, made)
+            pairs.append(Trial.of(episode, "sequential", no_room=second is None))
         budget = sum(t.tokens or 0 for t in pairs)
         alone: list[Attempt] = []
         while len(alone) < 2 * k * MOST and (
@@ -70,6 +71,12 @@ class Sequential(Protocol):
             budget = sum(t.tokens or 0 for t in pairs(record))
             return won(_within(parallel(record), budget))
 
+        def spare(record: Record) -> bool:
+            paired, alone = (
+                sum(t.tokens or 0 for t in record.arm(arm)) for arm in ("sequential", "parallel")
+            )
+            return alone < paired
+
         def generations(record: Record) -> list[bool]:
             return won(parallel(record)[: 2 * k])
 
@@ -81,7 +88,12 @@ class Sequential(Protocol):
             "finals_over_parallel": _gain(records, generations, finals),
             "finals_over_parallel_equal_tokens": _gain(records, equal, finals),
         }
-        return Found(found)
+        capped = sum(spare(record) for record in records)
+        note = (
+            f"for {capped} questions {MOST} times 2K independent attempts left tokens unused: "
+            "there 'equal tokens' are fewer."
+        )
+        return Found(found, notes=(note,) if capped else ())
 
 
 def _within(answers: Sequence[Answer], budget: int) -> list[Answer]:

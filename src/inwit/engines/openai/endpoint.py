@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
@@ -21,46 +19,23 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
-    model_validator,
 )
 
-from inwit.errors import InwitError
-from inwit.rows import Stop
-
-KEYS = ("INWIT_API_KEY", "OPENAI_API_KEY")
-PASSING = {408, 409, 425, 429}
-"""Answers that may be others the next time, beside all of 500 and above."""
+from inwit.engines.openai.answers import KEYS, ChatAnswer, ModelList, Reply, read
+from inwit.engines.openai.faults import BudgetSpent, EndpointError, Passing, Unanswered
 
 LONGEST_PAUSE = 30.0
 SHOWN = 200
 """Characters of an answer that an error shows."""
 
-FIXES = {
-    401: f"Set the endpoint's key in {KEYS[0]}.",
-    403: f"Check what the key in {KEYS[0]} is allowed.",
-    404: "Check the model's name, and the address: it ends on /v1 as a rule.",
-}
 OURS = {
-    *("model", "messages", "max_tokens", "temperature", "seed"),
+    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed"),
     *("n", "stream", "logprobs", "top_logprobs"),
 }
 """What a request says about these is not the settings' to change."""
 
 T = TypeVar("T", bound=BaseModel)
-
-
-class EndpointError(InwitError):
-    """An endpoint cannot be used, or answers as none should."""
-
-
-class Unanswered(EndpointError):
-    """A request that failed in passing, through all its tries. The next one may not."""
-
-
-class BudgetSpent(EndpointError):
-    """What is left of the token budget does not cover a request. It was not sent."""
 
 
 def _address(url: str) -> str:
@@ -100,6 +75,10 @@ class OpenAISettings(BaseModel):
     budget: int | None = Field(
         None, ge=0, description="tokens, prompts included, after which nothing more is asked"
     )
+    limit: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="what the endpoint calls the most tokens of an answer"
+    )
+    seeded: bool = Field(True, description="send a seed; some endpoints refuse one")
     extra: dict[str, Any] = Field(
         {}, description="added to every request, such as chat_template_kwargs"
     )
@@ -112,16 +91,6 @@ class OpenAISettings(BaseModel):
         return extra
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What an endpoint answered. The counts are its own, None where it gives none."""
-
-    text: str
-    prompt_tokens: int | None
-    tokens: int | None
-    stop: Stop
-
-
 class ChatEndpoint:
     """Asks a model a bounded number of questions at once, again after passing faults.
 
@@ -130,10 +99,12 @@ class ChatEndpoint:
 
     Args:
         model: the name that the endpoint knows the model by.
+        keys: environment variables, of which the first that is set holds the key.
     """
 
-    def __init__(self, settings: OpenAISettings, model: str) -> None:
+    def __init__(self, settings: OpenAISettings, model: str, keys: Sequence[str] = KEYS) -> None:
         self.settings = settings
+        self._keys = keys
         self.model = model
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         self._spent = 0
@@ -161,31 +132,35 @@ class ChatEndpoint:
 
         Raises:
             BudgetSpent: the request does not fit into the budget.
+            Refused: the endpoint will not answer this one.
             Unanswered: it failed in passing, through all tries.
             EndpointError: the endpoint refused, or is not an OpenAI-compatible one.
         """
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": speaker, "content": text} for speaker, text in messages],
-            "max_tokens": max_tokens,
+            self.settings.limit: max_tokens,
             "temperature": temperature,
-            "seed": seed % (1 << 31),
         }
+        if self.settings.seeded:
+            body["seed"] = seed % (1 << 31)
         if continue_last:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
+        guess = sum(len(text) for _, text in messages) // 4
         async with self._line().gate:
-            async with self._reservation(max_tokens):
-                answer = await self._ask("/chat/completions", _Answer, body | self.settings.extra)
+            async with self._reservation(max_tokens + guess):
+                answer = await self._ask(
+                    "/chat/completions", ChatAnswer, body | self.settings.extra
+                )
             reply = answer.reply()
             sampled = max_tokens if reply.tokens is None else reply.tokens
-            guess = sum(len(text) for _, text in messages) // 4
             self._spent += sampled + (guess if reply.prompt_tokens is None else reply.prompt_tokens)
         return reply
 
     async def models(self) -> list[str]:
         """The names of the models that answer here. Raises EndpointError where none are told."""
         async with self._line().gate:
-            return [model.id for model in (await self._ask("/models", _Models)).data]
+            return [model.id for model in (await self._ask("/models", ModelList)).data]
 
     async def check(self, question: str = "ping") -> None:
         """Ask for one token, and hang up. Raises EndpointError where the endpoint is of no use."""
@@ -229,14 +204,14 @@ class ChatEndpoint:
     async def _ask(self, path: str, shape: type[T], body: dict[str, Any] | None = None) -> T:
         """An answer of this shape, after as many tries as it takes and is allowed."""
         s = self.settings
-        fault = _Passing("")
+        fault = Passing("")
         for attempt in range(s.tries):
             if attempt:
                 backoff = min(s.pause * 2 ** (attempt - 1), LONGEST_PAUSE)
                 await asyncio.sleep(max(backoff, min(fault.wait, s.timeout)))
             try:
                 return await self._try(s.url + path, shape, body)
-            except _Passing as passing:
+            except Passing as passing:
                 fault = passing
         raise Unanswered(
             f"The endpoint {s.url + path} did not answer in {s.tries} tries: {fault}.",
@@ -244,7 +219,7 @@ class ChatEndpoint:
         )
 
     async def _try(self, url: str, shape: type[T], body: dict[str, Any] | None) -> T:
-        key = _key()
+        key = _key(self._keys)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         method = "GET" if body is None else "POST"
         client = self._line().client
@@ -252,11 +227,14 @@ class ChatEndpoint:
             async with asyncio.timeout(self.settings.timeout):
                 response = await client.request(method, url, json=body, headers=headers)
         except TimeoutError:
-            raise _Passing(f"nothing within {self.settings.timeout:g} s") from None
+            raise Passing(f"nothing within {self.settings.timeout:g} s") from None
         except (httpx.TransportError, httpx.DecodingError) as error:
             fault = f"{type(error).__name__} {error}".strip()
-            raise _Passing(_masked(fault, key)) from None
-        return _read(response, shape, url, _masked(response.text, key)[:SHOWN])
+            raise Passing(_masked(fault, key)) from None
+        answer = read(response, shape, url, _masked(response.text, key)[:SHOWN])
+        if isinstance(answer, ChatAnswer):
+            answer.check()
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,106 +255,12 @@ class _Line:
         )
 
 
-class _Passing(Exception):
-    """A fault that the next try may not meet; `wait` is how long the server wants to be let be."""
-
-    def __init__(self, fault: str, wait: float = 0.0) -> None:
-        super().__init__(fault)
-        self.wait = wait
-
-
-# ---------------------------------------------------------------------- reading answers
-
-
-class _Part(BaseModel):
-    type: str
-    text: str = ""
-
-
-class _Message(BaseModel):
-    content: str | list[_Part] | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> _Choice:
-        if self.message.content is None and self.finish_reason is None:
-            raise ValueError("neither a text nor a reason why there is none")
-        return self
-
-
-class _Answer(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
-    usage: Any = None
-
-    def reply(self) -> Reply:
-        """A message without a text, such as a reasoning model's cut off, has an empty one."""
-        choice = self.choices[0]
-        content = choice.message.content or ""
-        if isinstance(content, list):
-            content = "".join(part.text for part in content if part.type == "text")
-        stop = Stop.LENGTH if choice.finish_reason == "length" else Stop.TOKEN
-        return Reply(content, self._count("prompt_tokens"), self._count("completion_tokens"), stop)
-
-    def _count(self, name: str) -> int | None:
-        count = self.usage.get(name) if isinstance(self.usage, dict) else None
-        return count if type(count) is int and count >= 0 else None
-
-
-class _Model(BaseModel):
-    id: str
-
-
-class _Models(BaseModel):
-    data: list[_Model]
-
-
-def _read(response: httpx.Response, shape: type[T], url: str, shown: str) -> T:
-    """What was answered; `shown` is the part of it that errors may show."""
-    status = response.status_code
-    if status in PASSING or status >= 500:
-        raise _Passing(f"HTTP {status} {shown!r}", _retry_after(response))
-    if status != 200:
-        raise EndpointError(
-            f"The endpoint {url} answered HTTP {status}: {shown!r}.",
-            FIXES.get(status, "Check the address, the model's name, and settings such as `extra`."),
-        )
-    try:
-        return shape.model_validate_json(response.content)
-    except ValidationError as error:
-        begun = response.content.lstrip()[:1] in (b"", b"{")
-        if begun and error.errors()[0]["type"] == "json_invalid":
-            raise _Passing(f"its answer was cut off after {len(response.content)} bytes") from None
-    raise EndpointError(
-        f"The endpoint {url} did not answer as an OpenAI-compatible one: {shown!r}.",
-        "Give the API's root, which ends on /v1 as a rule.",
-    )
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds until a busy server wants to be asked again; 0 where it does not say."""
-    wish = response.headers.get("Retry-After", "")
-    if response.status_code not in (429, 503) or not wish:
-        return 0.0
-    try:
-        return max(0.0, float(wish))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(wish).timestamp() - time.time())
-    except ValueError:
-        return 0.0
-
-
 # ---------------------------------------------------------------------- the key
 
 
-def _key() -> str | None:
+def _key(names: Sequence[str]) -> str | None:
     """The key, if there is one. Raises EndpointError, without it, where no header can hold it."""
-    for name in KEYS:
+    for name in names:
         if key := os.environ.get(name, "").strip():
             if not (key.isascii() and key.isprintable()):
                 raise EndpointError(
