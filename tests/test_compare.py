@@ -104,7 +104,7 @@ def test_the_summary_has_its_form(study):
     assert set(grpo) == DOCUMENTED | COMMON
     assert set(icrl) == DOCUMENTED | CRITIC | FURTHER | COMMON | PAIRED
     for method in (grpo, icrl):
-        for key in set(method) - {"ci", "revision_ci", "to_80", "protocol"}:
+        for key in set(method) - {"ci", "revision_ci", "to_80", "protocol", "sees"}:
             number = method[key]["n"] if isinstance(method[key], dict) else method[key]
             assert is_number(number), key
         low, high = method["ci"]
@@ -118,6 +118,8 @@ def test_the_summary_has_its_form(study):
     low, high = icrl["revision_ci"]
     assert low <= icrl["revision_success"] <= high
     assert (grpo["protocol"], icrl["protocol"]) == ("direct", "critique")
+    assert grpo["sees"] == {"solver": ["question"]}
+    assert icrl["sees"]["revision"] == ["attempt", "critique", "outcome", "question"]
     repaired = icrl["repair_rate"]  # over all failures
     assert repaired["n"] == icrl["revision_n"] == icrl["n"] - icrl["right"]
     assert icrl["critic_gain"] == icrl["revision_success"] == repaired["value"]
