@@ -21,9 +21,9 @@ demo: install    ## train GRPO and ICRL on the embedded task (SEED=0), minutes o
 	rm -rf runs/demo
 	$(BIN)/inwit compare recipes/checkout/demo.toml --out runs/demo --seed $(SEED) --jobs 2
 
-demo-score: install   ## SCoRe and its baselines on the dial lock (SEED=0), minutes on two cores
+demo-score: install   ## SCoRe, the classic mistake and its baselines (SEED=0), minutes on two cores
 	rm -rf runs/demo-score
-	$(BIN)/inwit compare recipes/lock/demo.toml --out runs/demo-score --seed $(SEED) --jobs 2
+	$(BIN)/inwit compare recipes/checkout-again/demo.toml --out runs/demo-score --seed $(SEED) --jobs 2
 
 test: install    ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
