@@ -120,7 +120,7 @@ class Criticised(Following):
     async def ask(self, task: Task, stage: Stage) -> tuple[Trial, ...]:
         attempts = await stage.first_attempts(task, 1)
         said: list[Critique] = []
-        no_room = False
+        stuck = False
         for turn in range(1, self.settings.turns):
             before = attempts[-1]
             if before.grade not in self.about:
@@ -130,10 +130,10 @@ class Criticised(Following):
             attempt = (
                 await fitting(self.following(task, stage, before, said, turn)) if critique else None
             )
-            if no_room := attempt is None:
+            if stuck := attempt is None:
                 break
             attempts.append(attempt)
-        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(said)), no_room=no_room),)
+        return (Trial.of(Episode("", task.id, tuple(attempts), tuple(said)), no_room=stuck),)
 
 
 def wrong_answers(env: Env, tasks: Sequence[Task]) -> None:

@@ -14,6 +14,7 @@ the marker. Where the user's are never mended, there is nothing to compare, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from pydantic import Field
@@ -58,7 +59,7 @@ class Injected(Protocol):
             ends = [t.answers[-1] for t in record.arm(arm)]
             return [a.right for a in ends if sound([a])]
 
-        found: Measures = {arm: rate(records, lambda r, arm=arm: right(r, arm)) for arm in ARMS}  # type: ignore[misc]
+        found: Measures = {arm: rate(records, partial(right, arm=arm)) for arm in ARMS}
         found["blind_spot"] = _blind(records, right, "own")
         found["blind_spot_marker"] = _blind(records, right, "marker")
         pairs = [
