@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inwit.engines.openai import ChatEndpoint, EndpointError, OpenAISettings, Reply
+from inwit.engines.openai import ChatEndpoint, EndpointError, OpenAISettings, Refused, Reply
 from inwit.engines.torch import Loaded, load_model
 from inwit.rows import Stop
 from tests.engines.serving import served
@@ -92,7 +92,7 @@ def test_another_models_name(endpoint: ChatEndpoint) -> None:
     stranger = ChatEndpoint(endpoint.settings, "gpt-9")
     with pytest.raises(EndpointError, match=r"(?s)HTTP 400.*gpt-9.*the model's name") as caught:
         ask(stranger)
-    assert type(caught.value) is EndpointError
+    assert type(caught.value) is Refused
 
 
 def test_an_address_beside_the_api(endpoint: ChatEndpoint) -> None:

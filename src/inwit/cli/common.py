@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Train language models to find and fix their own mistakes, and measure whether they do.",
     epilog="First steps: `make demo`, then docs/tutorial.md.",
 )
-out = Console(emoji=False)
+out = Console(emoji=False, width=None if sys.stdout.isatty() else 120)  # a file has no width
 err = Console(stderr=True, emoji=False)
 
 Set = Annotated[
