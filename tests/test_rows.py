@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.learner import MicroBatch
 from inwit.rows import (
     Attempt,
@@ -27,6 +27,7 @@ from inwit.rows import (
     attempt_tokens,
     context_id,
 )
+from tests.engines.models import model_of
 from tests.helpers import make_row
 
 PAD, EOS = 0, 2
@@ -268,7 +269,7 @@ def test_a_padded_batch_trains_pad_and_eos_ids_and_no_padding() -> None:
         make_row((PAD,), prompt=(1, 2, 3, PAD)),
         make_row((7, PAD, 8), mask=(True, False, True)),
     ]
-    batch = MicroBatch.of(rows, torch.device("cpu"))
+    batch = MicroBatch.of(rows, Backbone(model_of("llama")))
     assert batch.mask.tolist() == [
         [True, True, True, True, True],
         [True, False, False, False, False],

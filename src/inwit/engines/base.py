@@ -71,7 +71,8 @@ class UpdateStats:
             sampled by this policy under the prompt they are trained under, before the update;
             None where there are none.
         effective_share: effective sample size over the number of re-conditioned tokens.
-        tokens: tokens that the passes with a gradient read, prompts included.
+        tokens: of the rows that were trained, prompts included, each time they were trained; what
+            rows have in common is counted for each, though it may be computed once.
         rows, rows_trained: rows given, and those that had any advantage.
         weights: per token, for each re-conditioned row that was trained, by its index in `rows`.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from inwit.engines.torch.choice import logprobs_in_place, plain_logprobs
+from inwit.engines.torch.packing import ATTENTION, Layout, batches, pack, pad
 from inwit.errors import InwitError
+from inwit.rows import Ids
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -27,12 +30,15 @@ class Backbone:
     Args:
         model: the causal LM (for LoRA, the one the adapter was put into).
         active: a context entered at each pass, such as one that turns an adapter off.
+        without: fast paths to leave out: `packing` and `sharing` (see `packing`), `in_place` (see
+            `choice`).
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         active: Callable[[], AbstractContextManager[object]] = nullcontext,
+        without: Collection[str] = (),
     ) -> None:
         self.model = model
         self.active = active
@@ -45,7 +51,12 @@ class Backbone:
         self._softcap = getattr(self.config, "final_logit_softcapping", None)
         scale = float(getattr(self.config, "logit_scale", None) or 1.0)
         self._scale = scale / float(getattr(self.config, "logits_scaling", None) or 1.0)
+        self.choose = plain_logprobs if "in_place" in without else logprobs_in_place
+        self._share = "sharing" not in without
+        self.packs = False
         self._check()
+        if "packing" not in without:
+            self.packs = self._can_pack()
 
     @property
     def vocabulary(self) -> int:
@@ -62,8 +73,34 @@ class Backbone:
         """The most positions that the model was made for."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
 
+    def batches(self, sequences: Sequence[Ids], budget: int) -> list[list[int]]:
+        """Indices of sequences for passes of at most `budget` tokens each (or of one sequence)."""
+        return batches(sequences, budget, packed=self.packs, share=self._share)
+
+    def layout(self, sequences: Sequence[Ids]) -> Layout:
+        """Sequences as this model takes them in one pass."""
+        if self.packs:
+            return pack(sequences, self.device, share=self._share)
+        return pad(sequences, self.device)
+
+    def states(self, layout: Layout, cache: Cache | None = None) -> Tensor:
+        """Last hidden states [places, d] of a layout's tokens; `cache` is given keys and values."""
+        if not layout.spans:
+            return self.hidden(layout.ids, layout.positions, cache=cache).flatten(0, 1)
+        mask: Any = torch.empty(
+            1, 1, 1, 1, device=self.device
+        )  # keeps transformers from making one
+        if getattr(self.config, "layer_types", None):
+            mask = dict.fromkeys(LAYER_TYPES, mask)
+        return self.hidden(layout.ids, layout.positions, mask, cache, packed=layout)[0]
+
     def hidden(
-        self, ids: Tensor, positions: Tensor, mask: Any = None, cache: Cache | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Any = None,
+        cache: Cache | None = None,
+        **more: object,
     ) -> Tensor:
         """Last hidden states, [B, T, d].
 
@@ -79,6 +116,7 @@ class Backbone:
                 position_ids=positions,
                 use_cache=cache is not None,
                 **{self._cache_name: cache},
+                **more,
             )
         hidden: Tensor = output.last_hidden_state
         return hidden
@@ -86,7 +124,9 @@ class Backbone:
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., V], in fp32."""
         with self.active():
-            logits: Tensor = self._head(hidden).float() * self._scale
+            logits: Tensor = self._head(hidden).float()
+        if self._scale != 1:
+            logits = logits * self._scale
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
@@ -110,7 +150,7 @@ class Backbone:
 
     def _as_mask(self, seen: Tensor) -> Tensor:
         seen = seen[:, None, None]
-        if self.config._attn_implementation == "sdpa":
+        if self.config._attn_implementation in ("sdpa", ATTENTION):
             return seen
         dtype = next(self.model.parameters()).dtype
         blocked = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
@@ -135,3 +175,27 @@ class Backbone:
                 "engine does not know.",
                 "Use another architecture, or teach inwit.engines.torch.backbone this one.",
             )
+
+    def _can_pack(self) -> bool:
+        """Let `packing` do the attention, where that gives this model's own states."""
+        before = self.config._attn_implementation
+        if before not in ("sdpa", ATTENTION):
+            return False
+        ids = tuple(range(min(9, self.vocabulary)))
+        some = (ids, ids[:-1] + ids[:1], ids[1:])
+        with torch.no_grad():
+            own = [self.states(pad([each], self.device)) for each in some]
+            self.config._attn_implementation = ATTENTION
+            layout = pack(some, self.device)
+            try:
+                found = self.states(layout)
+                off = max(
+                    float((found[places] - states).abs().max() / states.abs().max())
+                    for places, states in zip(layout.places, own, strict=True)
+                )
+                alike = off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest
+            except TypeError:  # its layers pass nothing on to attention
+                alike = False
+        if not alike:
+            self.config._attn_implementation = before
+        return alike

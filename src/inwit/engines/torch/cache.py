@@ -81,11 +81,15 @@ class SlotCache:
         assert keys is not None
         return keys.shape[0], keys.shape[2]
 
-    def fill(self, like: DynamicCache, source: int, length: int, slots: Sequence[int]) -> None:
-        """Copy the first `length` tokens of a prefilled prompt into each of its samples' slots."""
+    def fill(self, like: DynamicCache, places: Tensor, slots: Sequence[int]) -> None:
+        """Copy a prefilled prompt, at `places` [length] of a pass, into its samples' slots."""
         for prefilled, layer in zip(like.layers, self.layers, strict=True):
-            layer.keys[slots, :, :length] = prefilled.keys[source, :, :length]
-            layer.values[slots, :, :length] = prefilled.values[source, :, :length]
+            for source, target in (
+                (prefilled.keys, layer.keys),
+                (prefilled.values, layer.values),
+            ):
+                tokens = source.transpose(1, 2).flatten(0, 1)[places]  # [length, heads, size]
+                target[slots, :, : len(places)] = tokens.transpose(0, 1)
 
     def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Move whole sequences of up to `width` tokens to other slots."""

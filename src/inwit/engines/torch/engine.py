@@ -25,6 +25,14 @@ from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
+FastPath = Literal["packing", "sharing", "in_place", "blocked_draw"]
+"""`packing`: rows in one pass without padding. `sharing`: what rows have in common computed once.
+`in_place`: log-probs and their gradient without copies of the logits. `blocked_draw`: tokens of a
+large vocabulary drawn by blocks. None of them changes a result beyond rounding."""
+
+HELD = 2 << 30
+"""Bytes that the activations of one training pass may take, about."""
+
 SAVED = ("model.safetensors", "optimizer.pt", "random.pt")
 """What a checkpoint holds beside engine.json, which knows their sums."""
 
@@ -50,8 +58,13 @@ class TorchSettings(BaseModel):
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's choice")
     max_batch: int = Field(256, ge=1, description="sequences decoded at once")
     cache_tokens: int = Field(1 << 18, ge=1, description="tokens that the key-value cache holds")
-    tokens_at_once: int = Field(8192, ge=1, description="padded tokens in one training pass")
+    tokens_at_once: int = Field(
+        0, ge=0, description="tokens in one training pass; 0: as many as hold some 2 GiB"
+    )
     gradient_checkpointing: bool = False
+    without: tuple[FastPath, ...] = Field(
+        (), description="fast paths to leave out, to find what makes a difference"
+    )
     lora: LoraSettings | None = None
 
     def pick_device(self) -> torch.device:
@@ -77,9 +90,13 @@ class TorchPolicy:
 
     def __init__(self, backbone: Backbone, settings: TorchSettings) -> None:
         self.backbone = backbone
-        self._budget = settings.tokens_at_once
+        self.tokens_at_once = settings.tokens_at_once or _tokens_at_once(backbone)
         self.sampler = Sampler(
-            backbone, settings.max_batch, settings.tokens_at_once, settings.cache_tokens
+            backbone,
+            settings.max_batch,
+            self.tokens_at_once,
+            settings.cache_tokens,
+            settings.without,
         )
 
     @classmethod
@@ -87,13 +104,13 @@ class TorchPolicy:
         """A policy that is only asked, such as an external critic."""
         model: torch.nn.Module = loaded.model.to(settings.pick_device())
         model.requires_grad_(False)
-        return cls(Backbone(loaded.model), settings)
+        return cls(Backbone(loaded.model, without=settings.without), settings)
 
     async def sample(self, prompt_ids: Ids, n: int, sampling: Sampling) -> list[Completion]:
         return await self.sampler.sample(prompt_ids, n, sampling)
 
     async def logprobs(self, rows: Sequence[Row], temperature: float = 1.0) -> list[Floats]:
-        return score(self.backbone, rows, temperature, self._budget)
+        return score(self.backbone, rows, temperature, self.tokens_at_once)
 
 
 class TorchEngine:
@@ -133,12 +150,13 @@ class TorchEngine:
             loaded.model.enable_input_require_grads()
             # transformers checkpoints in training mode only; there is no dropout left to mind
             loaded.model.train()
-        self._policy = TorchPolicy(Backbone(loaded.model), settings)
-        self._learner = Learner(self._policy.backbone, settings.tokens_at_once)
+        self._policy = TorchPolicy(Backbone(loaded.model, without=settings.without), settings)
+        self._learner = Learner(self._policy.backbone, self._policy.tokens_at_once)
         self._reference: TorchPolicy | None = None
         if settings.lora or keep_reference:
             off = self._peft.disable_adapter if self._peft else nullcontext
-            self._reference = TorchPolicy(Backbone(reference_model, off), settings)
+            backbone = Backbone(reference_model, off, settings.without)
+            self._reference = TorchPolicy(backbone, settings)
 
     def _add_adapter(self, loaded: Loaded, lora: LoraSettings, seed: int) -> None:
         from peft import LoraConfig, get_peft_model
@@ -265,6 +283,18 @@ class TorchEngine:
             model = copy.deepcopy(self._peft).merge_and_unload()
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _tokens_at_once(backbone: Backbone) -> int:
+    """Tokens whose activations take about `HELD`.
+
+    For the gradient each layer keeps some twelve vectors of the hidden size and four of the
+    feed-forward's.
+    """
+    config = backbone.config
+    wide = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    a_token = 4 * int(config.num_hidden_layers) * (12 * int(config.hidden_size) + 4 * wide)
+    return max(512, min(16_384, HELD // a_token))
 
 
 def _broken(folder: Path, why: str) -> InwitError:

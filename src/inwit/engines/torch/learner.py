@@ -1,8 +1,9 @@
 """The learner: from rows to one optimizer step, in micro-batches that change nothing.
 
-Rows are sorted by length and cut into micro-batches by a budget of tokens. Logits are computed for
-trained tokens only, and in chunks. Where a batch makes one optimizer step, the log-probs before the
-update and the re-conditioning weights are those of the training pass itself, detached.
+Rows are cut into micro-batches by a budget of tokens, and what they have in common is computed
+once (`packing`). Logits are computed for trained tokens only, and beyond a limit in chunks. Where a
+batch makes one optimizer step, the log-probs before the update and the re-conditioning weights are
+those of the training pass itself, detached.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from inwit.engines.base import OptimizerSettings, UpdateStats
 from inwit.engines.torch.backbone import Backbone
+from inwit.engines.torch.packing import Layout
 from inwit.errors import InwitError
 from inwit.objectives import (
     Objective,
@@ -27,22 +29,22 @@ from inwit.objectives import (
     row_scales,
     token_terms,
 )
-from inwit.rows import Behaviour, Floats, Row
+from inwit.rows import Behaviour, Floats, Ids, Row
 
-LOGITS_AT_ONCE = 1 << 24
+LOGITS_AT_ONCE = 1 << 27
 """Most logits held at once: chunks beyond it are computed again for the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """B rows padded on the right: `ids` to [B, P + T], everything per completion token to [B, T].
+    """B rows in one pass, and everything per completion token padded to [B, T].
 
-    `where` [N, 2] holds (row, column in ids) of the states that predict the N trained tokens, which
+    `where` [N] holds the places in `layout` of the states that predict the N trained tokens, which
     are the True entries of `mask` in row-major order.
     """
 
     rows: tuple[Row, ...]
-    ids: Tensor
+    layout: Layout
     where: Tensor
     mask: Tensor
     targets: Tensor
@@ -53,29 +55,29 @@ class MicroBatch:
     on_policy: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
-        width = max(row.length for row in rows)
+    def of(cls, rows: Sequence[Row], backbone: Backbone) -> MicroBatch:
+        device = backbone.device
+        layout = backbone.layout([_read(row) for row in rows])
         answer = max(len(row.completion_ids) for row in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), answer, dtype=torch.bool)
         floats = torch.zeros(3, len(rows), answer)
+        where, targets = [], []
         for b, row in enumerate(rows):
-            ids[b, : row.length] = torch.tensor(row.prompt_ids + row.completion_ids)
             n = len(row.completion_ids)
-            mask[b, :n] = torch.tensor(row.mask)
+            mine = torch.tensor(row.mask, dtype=torch.bool)
+            mask[b, :n] = mine
             floats[:, b, :n] = torch.tensor((row.logprobs, row.advantages, row.weights))
-        line, token = mask.nonzero(as_tuple=True)
-        column = torch.tensor([len(row.prompt_ids) for row in rows])[line] + token
-        targets = ids[line, column]
+            where.append(layout.places[b][-n:][mine.to(device)] if n else layout.places[b][:0])
+            targets.append(torch.tensor(row.completion_ids)[mine])
         sampled, advantages, weights = floats.to(device)
         again = [row.reconditioned for row in rows]
         own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
         return cls(
             tuple(rows),
-            ids.to(device),
-            torch.stack((line, column - 1), -1).to(device),
+            layout,
+            torch.cat(where),
             mask.to(device),
-            targets.to(device),
+            torch.cat(targets).long().to(device),
             sampled,
             advantages,
             weights,
@@ -84,16 +86,10 @@ class MicroBatch:
         )
 
 
-def micro_batches(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Indices of rows in batches of like length, of at most `budget` padded tokens (or one row)."""
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].length, i))
-    batches: list[list[int]] = []
-    for i in order:
-        if batches and (len(batches[-1]) + 1) * rows[i].length <= budget:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
+def _read(row: Row) -> Ids:
+    """What a pass reads of a row: the last token predicts nothing."""
+    ids = row.prompt_ids + row.completion_ids
+    return ids[:-1] if row.completion_ids else ids
 
 
 def token_logprobs(
@@ -103,17 +99,11 @@ def token_logprobs(
 
     The log-probs carry the gradient; the entropies do not.
     """
-    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-    hidden = backbone.hidden(batch.ids, positions.expand_as(batch.ids))
-    states = hidden[batch.where[:, 0], batch.where[:, 1]]
+    states = backbone.states(batch.layout)[batch.where]
 
     def head(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = backbone.logits(states) / temperature
-        total = torch.logsumexp(logits, -1)
-        logp = logits.gather(-1, targets[:, None])[:, 0] - total
-        with torch.no_grad():
-            entropy = total - (torch.softmax(logits, -1) * logits).sum(-1)
-        return logp, entropy
+        logits = backbone.logits(states)
+        return backbone.choose(logits if temperature == 1 else logits / temperature, targets)
 
     size = max(1, LOGITS_AT_ONCE // backbone.vocabulary)
     chunks = list(zip(torch.split(states, size), torch.split(batch.targets, size), strict=True))
@@ -125,12 +115,17 @@ def token_logprobs(
     return blank.masked_scatter(batch.mask, logp), blank.masked_scatter(batch.mask, entropy)
 
 
+def micro_batches(backbone: Backbone, rows: Sequence[Row], budget: int) -> list[list[int]]:
+    """Indices of rows for passes of at most `budget` tokens each (or of one row)."""
+    return backbone.batches([_read(row) for row in rows], budget)
+
+
 @torch.no_grad()
 def score(backbone: Backbone, rows: Sequence[Row], temperature: float, budget: int) -> list[Floats]:
     """Log-probs of every row's completion under its training prompt; 0 where masked out."""
     found: dict[int, Floats] = {}
-    for indices in micro_batches(rows, budget):
-        batch = MicroBatch.of([rows[i] for i in indices], backbone.device)
+    for indices in micro_batches(backbone, rows, budget):
+        batch = MicroBatch.of([rows[i] for i in indices], backbone)
         logp, _ = token_logprobs(backbone, batch, temperature)
         for i, values in zip(indices, logp.tolist(), strict=True):
             found[i] = tuple(values[: len(rows[i].completion_ids)])
@@ -189,7 +184,7 @@ class Learner:
     """Updates one backbone's trainable parameters with AdamW.
 
     Args:
-        tokens_at_once: padded tokens in one forward and backward pass.
+        tokens_at_once: tokens in one forward and backward pass.
     """
 
     def __init__(self, backbone: Backbone, tokens_at_once: int) -> None:
@@ -266,9 +261,9 @@ class Learner:
             return
         self.optimizer.zero_grad(set_to_none=True)
         some = [rows[i] for i in live]
-        for indices in micro_batches(some, self._tokens_at_once):
-            batch = MicroBatch.of([some[i] for i in indices], self._backbone.device)
-            scale = torch.tensor([scales[live[i]] for i in indices], device=batch.ids.device)
+        for indices in micro_batches(self._backbone, some, self._tokens_at_once):
+            batch = MicroBatch.of([some[i] for i in indices], self._backbone)
+            scale = torch.tensor([scales[live[i]] for i in indices], device=batch.mask.device)
             self._pass(batch, scale, objective, old, reference, tally)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm))
         if not math.isfinite(norm):
@@ -323,4 +318,4 @@ def _padded(scores: dict[int, Floats], batch: MicroBatch) -> Tensor:
     out = torch.zeros(batch.mask.shape)
     for b, row in enumerate(batch.rows):
         out[b, : len(row.completion_ids)] = torch.tensor(scores[id(row)])
-    return out.to(batch.ids.device)
+    return out.to(batch.mask.device)

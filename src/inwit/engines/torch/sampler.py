@@ -1,14 +1,16 @@
 """The sampler: requests of many episodes decoded together in one running batch.
 
-A request asks for n completions of one prompt. Each distinct prompt is computed once (prefill) and
-copied to its n samples; then all sequences advance one token a pass. Who is finished leaves, who
-waits joins at the next pass. Log-probs are recorded as tokens are drawn.
+A request asks for n completions of one prompt. Each distinct prompt is computed once (prefill; what
+prompts have in common too) and copied to its n samples; then all sequences advance one token a
+pass. Who is finished leaves, who waits joins at the next pass. Log-probs are recorded as tokens are
+drawn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,6 +21,7 @@ from transformers.cache_utils import DynamicCache
 from inwit.engines.base import Sampling
 from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.cache import SlotCache
+from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.errors import InwitError
 from inwit.rows import Completion, Ids, Stop
 from inwit.seeding import derive
@@ -43,10 +46,10 @@ class Request:
 
 @dataclass(slots=True)
 class Prefilled:
-    """A prompt's place in a prefill: its cache, its row there, the logits after its last token."""
+    """A prompt's places in a prefill, the cache that holds them, the logits after its end."""
 
     cache: DynamicCache
-    row: int
+    places: Tensor
     logits: Tensor
 
 
@@ -101,6 +104,7 @@ class Sampler:
         prefill_tokens: most prompt tokens (padding included) in one prefill pass.
         cache_tokens: most tokens that the key-value cache has room for, over all sequences; one
             sequence always goes on.
+        without: fast paths to leave out: `blocked_draw` (see `drawing`).
     """
 
     def __init__(
@@ -109,8 +113,11 @@ class Sampler:
         capacity: int = 256,
         prefill_tokens: int = 8192,
         cache_tokens: int = 1 << 18,
+        without: Collection[str] = (),
     ) -> None:
         self._backbone = backbone
+        blocked = "blocked_draw" not in without and backbone.vocabulary > 2 * BLOCK
+        self._choose = blocked_draw if blocked else plain_draw
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._slots = Slots(capacity, backbone.device)
@@ -237,7 +244,7 @@ class Sampler:
         for prompt in prompts:
             mine = [start + i for i, (r, _) in enumerate(joining) if r.prompt == prompt]
             found = self._prefilled[prompt]
-            self._cache.fill(found.cache, found.row, len(prompt), mine)
+            self._cache.fill(found.cache, found.places, mine)
         return fresh
 
     def _room(self, columns: int) -> int:
@@ -269,30 +276,15 @@ class Sampler:
             ).to(device)
 
     def _prefill(self, prompts: list[Ids]) -> None:
-        """Compute prompts once each, in batches of like length."""
-        order = sorted(prompts, key=len)
-        while order:
-            widest = 0
-            batch: list[Ids] = []
-            while order and (len(batch) + 1) * max(widest, len(order[0])) <= max(
-                self._prefill_tokens, len(order[0])
-            ):
-                batch.append(order.pop(0))
-                widest = max(widest, len(batch[-1]))
-            self._prefill_batch(batch, widest)
-
-    def _prefill_batch(self, prompts: list[Ids], width: int) -> None:
-        device = self._slots.device
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-        positions = torch.arange(width, device=device).expand(len(prompts), -1)
-        cache = DynamicCache()
-        hidden = self._backbone.hidden(ids.to(device), positions, cache=cache)
-        last = torch.tensor([len(p) - 1 for p in prompts], device=device)
-        logits = self._backbone.logits(hidden[torch.arange(len(prompts), device=device), last])
-        for row, prompt in enumerate(prompts):
-            self._prefilled[prompt] = Prefilled(cache, row, logits[row])
+        """Compute prompts once each."""
+        for indices in self._backbone.batches(prompts, self._prefill_tokens):
+            batch = [prompts[i] for i in indices]
+            layout = self._backbone.layout(batch)
+            cache = DynamicCache()
+            states = self._backbone.states(layout, cache)
+            logits = self._backbone.logits(states[torch.stack([p[-1] for p in layout.places])])
+            for prompt, places, after in zip(batch, layout.places, logits, strict=True):
+                self._prefilled[prompt] = Prefilled(cache, places, after)
 
     def _first_logits(self, fresh: Tensor) -> Tensor:
         """The logits after each fresh sequence's prompt; prompts nobody waits for are let go."""
@@ -305,22 +297,15 @@ class Sampler:
     # ------------------------------------------------------------------ drawing and leaving
 
     def _draw(self, logits: Tensor, rows: Tensor) -> bool:
-        """Draw a token for each of `rows` by inverting its distribution. True if one finished."""
+        """Draw a token for each of `rows`. True if one finished."""
         slots = self._slots
-        temperature = slots.temperature[rows, None]
-        greedy = temperature == 0
-        logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature), -1)
         count = slots.count[rows]
-        cumulative = logp.exp().cumsum_(-1)
-        level = slots.uniform[rows, count][:, None] * cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, level, right=True).clamp_(max=logp.shape[-1] - 1)
-        if bool(greedy.any()):
-            token = torch.where(greedy, logp.argmax(-1, keepdim=True), token)
-        slots.ids[rows, count] = token[:, 0]
-        slots.logprobs[rows, count] = logp.gather(-1, token)[:, 0]
-        slots.last[rows] = token[:, 0]
+        token, logprob = self._choose(logits, slots.uniform[rows, count], slots.temperature[rows])
+        slots.ids[rows, count] = token
+        slots.logprobs[rows, count] = logprob
+        slots.last[rows] = token
         slots.count[rows] = count + 1
-        stopped = (token == slots.stops[rows]).any(-1)
+        stopped = (token[:, None] == slots.stops[rows]).any(-1)
         ended = stopped | (count + 1 >= slots.limit[rows])
         if not bool(ended.any()):
             return False
