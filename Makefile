@@ -6,7 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo demo-score study-score test test-slow lint study smollm2 clean
+PEER := benchmarks/.venv-trl
+PEER_READY := $(PEER)/.ready
+
+.PHONY: help install demo demo-score study-score test test-slow lint study smollm2 bench bench-quick \
+	bench-peer clean
 
 help:            ## show this list
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,5 +50,21 @@ study-score: install   ## the studies of SCoRe in docs/results.md: hours on two 
 smollm2: install ## ten steps of ICRL on SmolLM2-135M-Instruct
 	$(BIN)/inwit train recipes/smollm2/icrl.toml --out runs/smollm2
 
+bench: bench-peer   ## every case beside TRL and the machine's limit: more than an hour on two cores
+	$(BIN)/python -m benchmarks.speed
+
+bench-quick: bench-peer   ## the same for one model of 3.2M parameters, in minutes
+	$(BIN)/python -m benchmarks.speed --quick
+
+bench-peer: install $(PEER_READY)   ## a virtual environment with TRL, for the benchmark alone
+
+# torch first and alone, as in scripts/install.sh: the CPU build where the index has one
+$(PEER_READY): benchmarks/requirements-trl.txt
+	[ -x $(PEER)/bin/python ] || $(BIN)/python -m venv $(PEER)
+	$(PEER)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0+cpu" 2>/dev/null || \
+	  $(PEER)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(PEER)/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements-trl.txt
+	@touch $@
+
 clean:           ## remove the virtual environment and caches; runs stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER) benchmarks/.cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""How fast inwit is beside TRL, and beside what the machine can do: `make bench`."""
