@@ -7,6 +7,7 @@ import math
 import shutil
 import struct
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -344,6 +345,31 @@ def test_a_warm_start_is_asked_beside_what_was_made_of_it(lock):
         assert {"a1", "a2", "delta", "wrong_to_right", "right_to_wrong"} <= set(method)
         assert method["n"] == 24
     assert base["a1"] == refined["a1"]  # the same first answers
+
+
+def test_each_part_of_a_warm_start_goes_on_from_the_one_before(lock):
+    """And everything else begins from the last."""
+    home = lock[0] / "seed-0"
+    paths = {
+        name: tomllib.loads((home / name / "recipe.toml").read_text("utf-8"))["model"]["path"]
+        for name in ("debug-check", "warm", "score", "multi-turn-rl")
+    }
+    assert paths == {
+        "debug-check": "embedded:lock",
+        "warm": str(home / "debug-check" / "model"),
+        "score": str(home / "warm" / "model"),
+        "multi-turn-rl": str(home / "warm" / "model"),
+    }
+
+
+def test_parts_of_a_warm_start_have_names_of_their_own(tmp_path):
+    start = str(RECIPES / "debug-warm.toml")
+    assert Study.read(study_file(tmp_path, warm=[start, start])).warm_names == (
+        "debug-warm",
+        "warm",
+    )
+    with pytest.raises(InwitError, match="two runs are called 'debug-warm'"):
+        Study.read(study_file(tmp_path, warm=[start] * 3))
 
 
 def test_what_stage_one_came_to_is_in_the_summary(lock):

@@ -1,7 +1,8 @@
 """Study files: what is compared, from which start, at which cost.
 
 [study]    budget = sampled tokens of the comparison, target = accuracy to be reached
-warm       the warm start's recipe (without it, each recipe's own model)
+warm       the warm start's recipe, or several that each go on from the model of the one before
+           (without it, each recipe's own model)
 [methods]  name = recipe, for each method
 [asked]    name = protocol, for each way in which the warm start itself is asked on test
 [set]      "section.key" = value, for the recipe of every method
@@ -12,10 +13,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from inwit.errors import InwitError
 from inwit.evaluation.protocols import protocol
@@ -32,13 +33,17 @@ class StudySettings(BaseModel):
     target: float | None = Field(None, gt=0, le=1, description="accuracy whose cost is reported")
 
 
+def _several(names: Any) -> Any:
+    return (names,) if isinstance(names, str) else names
+
+
 class Study(BaseModel):
     """A study file. Recipe paths are relative to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     study: StudySettings
-    warm: str | None = None
+    warm: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
     methods: dict[str, str]
     asked: dict[str, str] = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)
@@ -50,6 +55,12 @@ class Study(BaseModel):
             f"{key}={tomli_w.dumps({'x': value}).partition('=')[2].strip()}"
             for key, value in self.set.items()
         )
+
+    @property
+    def warm_names(self) -> tuple[str, ...]:
+        """The runs of the warm start: the last is the start itself, those before have their file's
+        name."""
+        return (*(Path(recipe).stem for recipe in self.warm[:-1]), *([WARM] if self.warm else []))
 
     @classmethod
     def read(cls, path: Path, settings: Sequence[str] = ()) -> Study:
@@ -66,8 +77,8 @@ class Study(BaseModel):
             raise InwitError(f"'{path}' is a folder.", "Give the study's TOML file.") from error
         except (tomllib.TOMLDecodeError, ValidationError) as error:
             raise InwitError(f"{path}: {error}", "See recipes/checkout/demo.toml.") from error
-        if study.warm:
-            load_recipe(path.parent / study.warm, settings)
+        for recipe in study.warm:
+            load_recipe(path.parent / recipe, settings)
         for recipe in study.methods.values():
             loaded = load_recipe(path.parent / recipe, (*study.settings, *settings))
             if study.study.budget not in loaded.eval.test_at_tokens:
@@ -83,8 +94,9 @@ class Study(BaseModel):
                 )
         for name in study.asked.values():
             protocol(name)
-        if twice := sorted(set(study.asked) & {*study.methods, WARM}):
-            raise InwitError(f"{path}: two rows are called '{twice[0]}'.", "Rename one.")
+        names = [*study.methods, *study.asked, *study.warm_names]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InwitError(f"{path}: two runs are called '{twice[0]}'.", "Rename one.")
         if study.asked and not study.warm:
             raise InwitError(f"{path}: [asked] is about a warm start.", "Name one: warm = ….")
         return study

@@ -128,15 +128,16 @@ def compare(
 def _stages(
     study: Study, path: Path, out: Path, seeds: Sequence[int], settings: Sequence[str]
 ) -> list[list[Job]]:
-    """The warm starts, then everything that begins from them."""
-    warm: list[Job] = []
+    """The warm starts, one after the other, then everything that begins from them."""
+    warm: list[list[Job]] = [[] for _ in study.warm]
     rest: list[Job] = []
     for seed in seeds:
         home = out / f"seed-{seed}"
-        shared = (*settings, f"seed={seed}")
-        if study.warm:
-            warm.append(Job(f"{WARM} {seed}", path.parent / study.warm, home / WARM, shared))
-            shared = (*shared, f"model.path={home / WARM / 'model'}")
+        shared: tuple[str, ...] = (*settings, f"seed={seed}")
+        for i, (name, recipe) in enumerate(zip(study.warm_names, study.warm, strict=True)):
+            job = Job(f"{name} {seed}", path.parent / recipe, home / name, shared, from_warm=i > 0)
+            warm[i].append(job)
+            shared = (*settings, f"seed={seed}", f"model.path={job.out / 'model'}")
         for name, protocol_ in study.asked.items():
             warmed = home / WARM
             rest.append(Asking(f"{name} {seed}", warmed, home / name, (), protocol=protocol_))
@@ -144,7 +145,7 @@ def _stages(
         for method, recipe in study.methods.items():
             name, file = f"{method} {seed}", path.parent / recipe
             rest.append(Job(name, file, home / method, shared, from_warm=bool(study.warm)))
-    return [warm, rest]
+    return [*warm, rest]
 
 
 def _run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[str], None]) -> None:
