@@ -124,7 +124,7 @@ def test_a_pack_has_the_states_of_each_sequence_alone(family: str, share: bool) 
         for places, sequence in zip(layout.places, sequences, strict=True):
             line = torch.tensor([sequence])
             alone = backbone.hidden(line, torch.arange(len(sequence))[None])[0]
-            torch.testing.assert_close(states[places], alone, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(states[list(places)], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_with_attention_of_its_own_is_padded() -> None:

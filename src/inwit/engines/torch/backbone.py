@@ -190,7 +190,7 @@ class Backbone:
             try:
                 found = self.states(layout)
                 off = max(
-                    float((found[places] - states).abs().max() / states.abs().max())
+                    float((found[list(places)] - states).abs().max() / states.abs().max())
                     for places, states in zip(layout.places, own, strict=True)
                 )
                 alike = off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -81,15 +79,17 @@ class SlotCache:
         assert keys is not None
         return keys.shape[0], keys.shape[2]
 
-    def fill(self, like: DynamicCache, places: Tensor, slots: Sequence[int]) -> None:
-        """Copy a prefilled prompt, at `places` [length] of a pass, into its samples' slots."""
+    def fill(self, like: DynamicCache, places: Tensor, slots: Tensor) -> None:
+        """Copy n prompts, at `places` [n, length] of a pass, into slots [n], one each.
+
+        A prompt shorter than the longest brings padding with it; its own tokens overwrite that, and
+        until then nothing looks at it.
+        """
+        width = places.shape[1]
         for prefilled, layer in zip(like.layers, self.layers, strict=True):
-            for source, target in (
-                (prefilled.keys, layer.keys),
-                (prefilled.values, layer.values),
-            ):
-                tokens = source.transpose(1, 2).flatten(0, 1)[places]  # [length, heads, size]
-                target[slots, :, : len(places)] = tokens.transpose(0, 1)
+            for source, target in ((prefilled.keys, layer.keys), (prefilled.values, layer.values)):
+                tokens = source.transpose(1, 2).flatten(0, 1)[places]  # [n, length, heads, size]
+                target[slots, :, :width] = tokens.transpose(1, 2)
 
     def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Move whole sequences of up to `width` tokens to other slots."""

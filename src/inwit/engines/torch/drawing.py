@@ -38,7 +38,8 @@ def blocked_draw(logits: Tensor, levels: Tensor, temperature: Tensor) -> tuple[T
     if bool((temperature != 1).any()):
         logits /= torch.where(greedy, 1.0, temperature)[:, None]
     peak, likeliest = logits.max(-1, keepdim=True)
-    mass = logits.new_zeros(len(logits), -(-vocabulary // BLOCK) * BLOCK)
+    mass = logits.new_empty(len(logits), -(-vocabulary // BLOCK) * BLOCK)
+    mass[:, vocabulary:] = 0
     torch.sub(logits, peak, out=mass[:, :vocabulary]).exp_()
     blocks = mass.view(len(logits), -1, BLOCK)
     sums = blocks.sum(-1)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from inwit.engines.base import OptimizerSettings, UpdateStats
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.packing import Layout
+from inwit.engines.torch.packing import Layout, padded
 from inwit.errors import InwitError
 from inwit.objectives import (
     Objective,
@@ -58,29 +58,23 @@ class MicroBatch:
     def of(cls, rows: Sequence[Row], backbone: Backbone) -> MicroBatch:
         device = backbone.device
         layout = backbone.layout([_read(row) for row in rows])
-        answer = max(len(row.completion_ids) for row in rows)
-        mask = torch.zeros(len(rows), answer, dtype=torch.bool)
-        floats = torch.zeros(3, len(rows), answer)
-        where, targets = [], []
-        for b, row in enumerate(rows):
-            n = len(row.completion_ids)
-            mine = torch.tensor(row.mask, dtype=torch.bool)
-            mask[b, :n] = mine
-            floats[:, b, :n] = torch.tensor((row.logprobs, row.advantages, row.weights))
-            where.append(layout.places[b][-n:][mine.to(device)] if n else layout.places[b][:0])
-            targets.append(torch.tensor(row.completion_ids)[mine])
-        sampled, advantages, weights = floats.to(device)
+        where: list[int] = []
+        targets: list[int] = []
+        for row, places in zip(rows, layout.places, strict=True):
+            before = len(places) - len(row.completion_ids)  # a state predicts the token behind it
+            where += (p for p, m in zip(places[before:], row.mask, strict=True) if m)
+            targets += (t for t, m in zip(row.completion_ids, row.mask, strict=True) if m)
         again = [row.reconditioned for row in rows]
         own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
         return cls(
             tuple(rows),
             layout,
-            torch.cat(where),
-            mask.to(device),
-            torch.cat(targets).long().to(device),
-            sampled,
-            advantages,
-            weights,
+            torch.tensor(where, dtype=torch.long, device=device),
+            padded([row.mask for row in rows]).bool().to(device),
+            torch.tensor(targets, dtype=torch.long, device=device),
+            padded([row.logprobs for row in rows]).float().to(device),
+            padded([row.advantages for row in rows]).float().to(device),
+            padded([row.weights for row in rows]).float().to(device),
             torch.tensor(again, device=device)[:, None],
             torch.tensor(own, device=device)[:, None],
         )

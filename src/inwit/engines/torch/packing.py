@@ -70,14 +70,14 @@ class Layout:
 
     Attributes:
         ids, positions: [B, W]; a pack has B = 1.
-        places: for each sequence, in the order given, the places [length] of its tokens in B x W.
+        places: for each sequence, in the order given, the places of its tokens in B x W.
         spans: how a pack's tokens attend; a padded batch has none.
         order: [W] where each token's result is in the results of the spans, end to end.
     """
 
     ids: Tensor
     positions: Tensor
-    places: tuple[Tensor, ...]
+    places: tuple[Sequence[int], ...]
     spans: tuple[Spans, ...] = ()
     order: Tensor | None = None
 
@@ -86,9 +86,8 @@ def pad(sequences: Sequence[Ids], device: torch.device) -> Layout:
     """One sequence a line, filled up on the right: under causal attention that touches nothing."""
     width = max(map(len, sequences))
     ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=device)
-    places = torch.arange(ids.numel(), device=device).view(ids.shape)
-    lines = tuple(line[: len(ids)] for line, ids in zip(places, sequences, strict=True))
-    return Layout(ids, torch.arange(width, device=device).expand_as(ids), lines)
+    places = tuple(range(b * width, b * width + len(x)) for b, x in enumerate(sequences))
+    return Layout(ids, torch.arange(width, device=device).expand_as(ids), places)
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -158,7 +157,7 @@ def pack(sequences: Sequence[Ids], device: torch.device, *, share: bool = True) 
     return Layout(
         ids=torch.tensor([ids], device=device),
         positions=torch.tensor([positions], device=device),
-        places=tuple(torch.tensor(places[i], device=device) for i in range(len(sequences))),
+        places=tuple(places[i] for i in range(len(sequences))),
         spans=spans,
         order=_order(groups, spans, len(ids)).to(device),
     )
@@ -187,28 +186,28 @@ def _alike(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
 def _span(group: Sequence[Stretch], device: torch.device) -> Spans:
     known = torch.tensor([k for k, _ in group])
     return Spans(
-        queries=_padded([path[k:] for k, path in group]).to(device),
-        keys=_padded([path for _, path in group]).to(device),
+        queries=padded([path[k:] for k, path in group]).to(device),
+        keys=padded([path for _, path in group]).to(device),
         known=known.to(device) if known[0] else None,
     )
 
 
-def _padded(lists: Sequence[list[int]]) -> Tensor:
-    """[S, longest], filled up with place 0, whose results nobody looks at."""
+def padded(lists: Sequence[Sequence[float]]) -> Tensor:
+    """[S, longest], filled up with 0: among places, one whose results nobody looks at."""
     width = max(map(len, lists))
-    return torch.tensor([x + [0] * (width - len(x)) for x in lists])
+    return torch.tensor([[*x, *[0] * (width - len(x))] for x in lists])
 
 
 def _order(groups: Sequence[Sequence[Stretch]], spans: Sequence[Spans], n: int) -> Tensor:
-    order = torch.empty(n, dtype=torch.long)
+    """Where each of n tokens is in the results of the spans, end to end."""
+    order = [0] * n
     start = 0
     for group, span in zip(groups, spans, strict=True):
-        width = span.queries.shape[1]
         for known, path in group:
-            new = torch.tensor(path[known:])
-            order[new] = torch.arange(start, start + len(new))
-            start += width
-    return order
+            for k, place in enumerate(path[known:]):
+                order[place] = start + k
+            start += span.queries.shape[1]
+    return torch.tensor(order)
 
 
 def attend(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,6 +22,7 @@ from inwit.engines.base import Sampling
 from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.cache import SlotCache
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
+from inwit.engines.torch.packing import padded
 from inwit.errors import InwitError
 from inwit.rows import Completion, Ids, Stop
 from inwit.seeding import derive
@@ -49,7 +50,7 @@ class Prefilled:
     """A prompt's places in a prefill, the cache that holds them, the logits after its end."""
 
     cache: DynamicCache
-    places: Tensor
+    places: Sequence[int]
     logits: Tensor
 
 
@@ -241,10 +242,11 @@ class Sampler:
         some = next(iter(self._prefilled.values())).cache
         columns = max(_columns(r) for r, _ in slots.owner)
         self._cache.reserve(some, self._room(columns), columns)
-        for prompt in prompts:
-            mine = [start + i for i, (r, _) in enumerate(joining) if r.prompt == prompt]
-            found = self._prefilled[prompt]
-            self._cache.fill(found.cache, found.places, mine)
+        found = [self._prefilled[request.prompt] for request, _ in joining]
+        for cache in {id(f.cache): f.cache for f in found}.values():
+            mine = [i for i, f in enumerate(found) if f.cache is cache]
+            places = padded([found[i].places for i in mine]).to(slots.device)
+            self._cache.fill(cache, places, fresh[mine])
         return fresh
 
     def _room(self, columns: int) -> int:
@@ -282,7 +284,7 @@ class Sampler:
             layout = self._backbone.layout(batch)
             cache = DynamicCache()
             states = self._backbone.states(layout, cache)
-            logits = self._backbone.logits(states[torch.stack([p[-1] for p in layout.places])])
+            logits = self._backbone.logits(states[[places[-1] for places in layout.places]])
             for prompt, places, after in zip(batch, layout.places, logits, strict=True):
                 self._prefilled[prompt] = Prefilled(cache, places, after)
 
