@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from transformers.cache_utils import Cache
 
 from inwit.engines import OptimizerSettings, Sampling
 from inwit.engines.torch import LoraSettings, TorchEngine, TorchSettings
@@ -19,9 +22,10 @@ from inwit.engines.torch.choice import logprobs_in_place, plain_logprobs
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.engine import FastPath
 from inwit.engines.torch.learner import score
-from inwit.engines.torch.packing import WORTH, batches, pack
+from inwit.engines.torch.packing import WORTH, Layout, batches, pack
+from inwit.engines.torch.sampler import Sampler
 from inwit.objectives import Objective
-from inwit.rows import Ids, Row
+from inwit.rows import Completion, Ids, Row
 from tests.engines.models import FAMILIES, loaded, model_of
 from tests.helpers import make_row, some_ids
 
@@ -281,3 +285,97 @@ def test_samples_are_the_same_without_any_fast_path() -> None:
         assert [c.ids for c in one] == [c.ids for c in two]
         for a, b in zip(one, two, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+# ---------------------------------------------------------------------- retaining
+
+
+class Reading(Backbone):
+    """Counts the tokens of each pass that is no decoding."""
+
+    read: int = 0
+
+    def states(self, layout: Layout, cache: Cache | None = None) -> Tensor:
+        self.read += layout.ids.numel()
+        return super().states(layout, cache)
+
+
+def dialogue(sampler: Sampler, prompts: list[Ids], turns: int = 3) -> list[list[Completion]]:
+    """Each prompt answered, its answer followed by three tokens more, answered again, and so on."""
+
+    async def one(i: int, prompt: Ids) -> list[Completion]:
+        said = []
+        for turn in range(turns):
+            sampling = Sampling(4 + i, (7,), 1.0, seed=10 * i + turn)
+            (made,) = await sampler.sample(prompt, 1, sampling)
+            said.append(made)
+            prompt = prompt + made.ids + some_ids(3, seed=turn)
+        return said
+
+    async def go() -> list[list[Completion]]:
+        return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("capacity", [2, 16])
+def test_a_turn_that_goes_on_is_sampled_as_if_read_anew(family: str, capacity: int) -> None:
+    """The same tokens, and log-probs to 1e-5, though only what is new was computed."""
+    prompts = [some_ids(n, seed=n) for n in (6, 11, 12, 25)]
+    backbones = [Reading(model_of(family)) for _ in range(2)]
+    for each in backbones:
+        each.read = 0
+    fast = dialogue(Sampler(backbones[0], capacity), prompts)
+    plain = dialogue(Sampler(backbones[1], capacity, without=["retaining"]), prompts)
+    for a, b in zip(fast, plain, strict=True):
+        assert [x.ids for x in a] == [x.ids for x in b]
+        for x, y in zip(a, b, strict=True):
+            assert x.logprobs == pytest.approx(y.logprobs, abs=1e-5)
+    first = sum(map(len, prompts))
+    later = len(prompts) * 2 * 4  # a turn's last token and three more
+    if family in PACKING:
+        assert backbones[0].read == first + later
+        assert backbones[1].read > backbones[0].read
+    else:
+        assert backbones[0].read == backbones[1].read
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oldest first; what was dropped is computed again."""
+    prompts = [some_ids(n, seed=n) for n in (6, 11, 30)]
+    wanted = dialogue(Sampler(Backbone(model_of("llama"))), prompts)
+    for held in (0, 3000, 20_000):
+        monkeypatch.setattr("inwit.engines.torch.retaining.HELD", held)
+        sampler = Sampler(Backbone(model_of("llama")))
+        found = dialogue(sampler, prompts)
+        assert [[c.ids for c in said] for said in found] == [
+            [c.ids for c in said] for said in wanted
+        ]
+        assert sampler._retained is not None
+        assert sampler._retained.size <= held
+
+
+def test_nothing_is_kept_when_the_policy_changes(tmp_path: Path) -> None:
+    """After an update and after a load, a prompt that goes on is read under the new weights."""
+    engine = TorchEngine(loaded("qwen3"), TorchSettings(device="cpu"))
+    sampler = engine._policy.sampler
+    assert sampler._retained is not None
+    engine.save(tmp_path)
+    prompt = some_ids(9)
+
+    async def go() -> None:
+        (made,) = await engine.sample(prompt, 1, Sampling(5, (), 1.0))
+        assert sampler._retained.size > 0
+        row = make_row(made.ids, prompt=prompt, advantages=(1.0,) * 5, logprobs=made.logprobs)
+        await engine.update([row], Objective(), OptimizerSettings(lr=0.5), 1)
+        assert sampler._retained.size == 0
+        further = prompt + made.ids + (8, 9)
+        (after,) = await engine.sample(further, 1, Sampling(5, (), 1.0))
+        row = make_row(after.ids, prompt=further)
+        (scored,) = await engine.logprobs([row])
+        assert after.logprobs == pytest.approx(scored, abs=1e-5)
+        engine.load(tmp_path)
+        assert sampler._retained.size == 0
+
+    asyncio.run(go())

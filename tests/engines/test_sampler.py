@@ -16,7 +16,7 @@ from inwit.engines import OptimizerSettings, Sampling
 from inwit.engines.torch import LoraSettings, TorchEngine, TorchPolicy, TorchSettings
 from inwit.engines.torch import cache as cache_module
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.packing import Layout
+from inwit.engines.torch.packing import Layout, Past
 from inwit.engines.torch.sampler import Sampler
 from inwit.errors import InwitError
 from inwit.objectives import Objective
@@ -45,9 +45,9 @@ class Watched(Backbone):
         self.scored.clear()
         self.prompts = 0
 
-    def layout(self, sequences: Sequence[Ids]) -> Layout:
+    def layout(self, sequences: Sequence[Ids], past: Past | None = None) -> Layout:
         self.prompts += len(sequences)
-        return super().layout(sequences)
+        return super().layout(sequences, past)
 
     def hidden(self, ids: Tensor, *more: Any, **named: Any) -> Tensor:
         self.shapes.append((ids.shape[0], ids.shape[1]))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from inwit.engines.torch.choice import logprobs_in_place, plain_logprobs
-from inwit.engines.torch.packing import ATTENTION, Layout, batches, pack, pad
+from inwit.engines.torch.packing import ATTENTION, Layout, Past, batches, pack, pad
 from inwit.errors import InwitError
 from inwit.rows import Ids
 
@@ -77,10 +77,10 @@ class Backbone:
         """Indices of sequences for passes of at most `budget` tokens each (or of one sequence)."""
         return batches(sequences, budget, packed=self.packs, share=self._share)
 
-    def layout(self, sequences: Sequence[Ids]) -> Layout:
-        """Sequences as this model takes them in one pass."""
+    def layout(self, sequences: Sequence[Ids], past: Past | None = None) -> Layout:
+        """Sequences as this model takes them in one pass; only a pack can have a past."""
         if self.packs:
-            return pack(sequences, self.device, share=self._share)
+            return pack(sequences, self.device, share=self._share, past=past)
         return pad(sequences, self.device)
 
     def states(self, layout: Layout, cache: Cache | None = None) -> Tensor:

@@ -91,6 +91,14 @@ class SlotCache:
                 tokens = source.transpose(1, 2).flatten(0, 1)[places]  # [n, length, heads, size]
                 target[slots, :, :width] = tokens.transpose(1, 2)
 
+    def lines(self, slots: Tensor, width: int) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values of some slots, copies of [n, heads, width, head size]."""
+        found = []
+        for layer in self.layers:
+            assert layer.keys is not None and layer.values is not None
+            found.append((layer.keys[slots, :, :width], layer.values[slots, :, :width]))
+        return found
+
     def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Move whole sequences of up to `width` tokens to other slots."""
         for layer in self.layers:

@@ -25,10 +25,11 @@ from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
-FastPath = Literal["packing", "sharing", "in_place", "blocked_draw"]
+FastPath = Literal["packing", "sharing", "in_place", "blocked_draw", "retaining"]
 """`packing`: rows in one pass without padding. `sharing`: what rows have in common computed once.
 `in_place`: log-probs and their gradient without copies of the logits. `blocked_draw`: tokens of a
-large vocabulary drawn by blocks. None of them changes a result beyond rounding."""
+large vocabulary drawn by blocks. `retaining`: prompts that go on from a finished sequence compute
+the rest. None of them changes a result beyond rounding."""
 
 HELD = 2 << 30
 """Bytes that the activations of one training pass may take, about."""
@@ -251,6 +252,7 @@ class TorchEngine:
                 )
         if state.get("adapter") != self._adapter:
             raise _broken(folder, f"its adapter is {state.get('adapter')}, ours {self._adapter}")
+        self._policy.sampler.release()
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])

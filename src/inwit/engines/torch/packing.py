@@ -40,8 +40,9 @@ class Spans:
     """S stretches of new tokens that attend in one call, padded on the right.
 
     Attributes:
-        queries: [S, Q] places of the new tokens.
-        keys: [S, K] places of all that the last of them sees, itself included.
+        queries: [S, Q] places of the new tokens, from 0.
+        keys: [S, K] places of all that the last of them sees, itself included; those of the past
+            come first.
         known: [S] how many of these come before the first new token; None where there are none.
     """
 
@@ -65,14 +66,24 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What of each sequence is in the cache already: its places there, and how many there are."""
+
+    places: tuple[Sequence[int], ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where the tokens of several sequences are in one pass of [B, W].
 
     Attributes:
         ids, positions: [B, W]; a pack has B = 1.
-        places: for each sequence, in the order given, the places of its tokens in B x W.
+        places: for each sequence, in the order given, the places of its tokens in B x W, behind
+            those of the past.
         spans: how a pack's tokens attend; a padded batch has none.
         order: [W] where each token's result is in the results of the spans, end to end.
+        past: tokens that are in the cache already.
     """
 
     ids: Tensor
@@ -80,6 +91,7 @@ class Layout:
     places: tuple[Sequence[int], ...]
     spans: tuple[Spans, ...] = ()
     order: Tensor | None = None
+    past: int = 0
 
 
 def pad(sequences: Sequence[Ids], device: torch.device) -> Layout:
@@ -130,13 +142,21 @@ def batches(sequences: Sequence[Ids], budget: int, *, packed: bool, share: bool)
     return found
 
 
-def pack(sequences: Sequence[Ids], device: torch.device, *, share: bool = True) -> Layout:
+def pack(
+    sequences: Sequence[Ids],
+    device: torch.device,
+    *,
+    share: bool = True,
+    past: Past | None = None,
+) -> Layout:
     """Lay sequences out in one row.
 
     Args:
         sequences: token ids, each at least one.
         share: compute what sequences have in common once; otherwise each on its own.
+        past: beginnings of sequences that are in the cache already, never a whole sequence.
     """
+    begin = past.tokens if past else 0
     ids: list[int] = []
     positions: list[int] = []
     places: dict[int, list[int]] = {}
@@ -146,20 +166,25 @@ def pack(sequences: Sequence[Ids], device: torch.device, *, share: bool = True) 
     for i in sorted(range(len(sequences)), key=lambda i: sequences[i]):
         sequence = sequences[i]
         known = len(sequence) - new_tokens(before, sequence, share)
-        path = path[:known] + list(range(len(ids), len(ids) + len(sequence) - known))
+        if past and len(past.places[i]) > known:
+            path = list(past.places[i])
+            known = len(path)
+        new = begin + len(ids)
+        path = path[:known] + list(range(new, new + len(sequence) - known))
         if known < len(sequence):
             stretches.append((known, path))
         ids += sequence[known:]
         positions += range(known, len(sequence))
         places[i], before = path, sequence
     groups = _alike(stretches)
-    spans = tuple(_span(group, device) for group in groups)
+    spans = tuple(_span(group, begin, device) for group in groups)
     return Layout(
         ids=torch.tensor([ids], device=device),
         positions=torch.tensor([positions], device=device),
         places=tuple(places[i] for i in range(len(sequences))),
         spans=spans,
-        order=_order(groups, spans, len(ids)).to(device),
+        order=_order(groups, spans, begin, len(ids)).to(device),
+        past=begin,
     )
 
 
@@ -183,10 +208,10 @@ def _alike(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     return groups
 
 
-def _span(group: Sequence[Stretch], device: torch.device) -> Spans:
+def _span(group: Sequence[Stretch], begin: int, device: torch.device) -> Spans:
     known = torch.tensor([k for k, _ in group])
     return Spans(
-        queries=padded([path[k:] for k, path in group]).to(device),
+        queries=padded([[p - begin for p in path[k:]] for k, path in group]).to(device),
         keys=padded([path for _, path in group]).to(device),
         known=known.to(device) if known[0] else None,
     )
@@ -198,14 +223,16 @@ def padded(lists: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor([[*x, *[0] * (width - len(x))] for x in lists])
 
 
-def _order(groups: Sequence[Sequence[Stretch]], spans: Sequence[Spans], n: int) -> Tensor:
+def _order(
+    groups: Sequence[Sequence[Stretch]], spans: Sequence[Spans], begin: int, n: int
+) -> Tensor:
     """Where each of n tokens is in the results of the spans, end to end."""
     order = [0] * n
     start = 0
     for group, span in zip(groups, spans, strict=True):
         for known, path in group:
             for k, place in enumerate(path[known:]):
-                order[place] = start + k
+                order[place - begin] = start + k
             start += span.queries.shape[1]
     return torch.tensor(order)
 

@@ -23,6 +23,7 @@ from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.cache import SlotCache
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.packing import padded
+from inwit.engines.torch.retaining import Retained
 from inwit.errors import InwitError
 from inwit.rows import Completion, Ids, Stop
 from inwit.seeding import derive
@@ -105,7 +106,7 @@ class Sampler:
         prefill_tokens: most prompt tokens (padding included) in one prefill pass.
         cache_tokens: most tokens that the key-value cache has room for, over all sequences; one
             sequence always goes on.
-        without: fast paths to leave out: `blocked_draw` (see `drawing`).
+        without: fast paths to leave out: `blocked_draw` (see `drawing`), `retaining`.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class Sampler:
         self._backbone = backbone
         blocked = "blocked_draw" not in without and backbone.vocabulary > 2 * BLOCK
         self._choose = blocked_draw if blocked else plain_draw
+        retains = backbone.packs and "retaining" not in without
+        self._retained = Retained() if retains else None
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._slots = Slots(capacity, backbone.device)
@@ -151,9 +154,11 @@ class Sampler:
         return await request.done
 
     def release(self) -> None:
-        """Give the cache's memory back; the next request allocates it anew."""
+        """Give the caches' memory back, for the policy is to change; requests fill them anew."""
         if not self.busy:
             self._cache = SlotCache()
+            if self._retained:
+                self._retained.clear()
 
     async def _drive(self) -> None:
         try:
@@ -281,10 +286,11 @@ class Sampler:
         """Compute prompts once each."""
         for indices in self._backbone.batches(prompts, self._prefill_tokens):
             batch = [prompts[i] for i in indices]
-            layout = self._backbone.layout(batch)
-            cache = DynamicCache()
+            cache, past = self._retained.past(batch) if self._retained else (DynamicCache(), None)
+            layout = self._backbone.layout(batch, past)
             states = self._backbone.states(layout, cache)
-            logits = self._backbone.logits(states[[places[-1] for places in layout.places]])
+            last = [places[-1] - layout.past for places in layout.places]
+            logits = self._backbone.logits(states[last])
             for prompt, places, after in zip(batch, layout.places, logits, strict=True):
                 self._prefilled[prompt] = Prefilled(cache, places, after)
 
@@ -328,6 +334,8 @@ class Sampler:
             )
             if len(request.results) == request.n and not request.done.done():
                 request.done.set_result([request.results[k] for k in range(request.n)])
+        if self._retained:
+            self._retain(ended)
         staying = torch.ones(slots.n, dtype=torch.bool, device=slots.device)
         staying[ended] = False
         left = int(staying.sum())
@@ -338,3 +346,12 @@ class Sampler:
             slots.move(movers, holes)
         slots.n = left
         del slots.owner[left:]
+
+    def _retain(self, ended: Tensor) -> None:
+        """Keep what finished sequences have in the cache: all but their last token."""
+        assert self._retained is not None
+        slots, sequences = self._slots, []
+        ids, fed = slots.ids[ended].tolist(), (slots.count[ended] - 1).tolist()
+        for i, slot in enumerate(ended.tolist()):
+            sequences.append(slots.owner[slot][0].prompt + tuple(ids[i][: fed[i]]))
+        self._retained.keep(sequences, self._cache.lines(ended, max(map(len, sequences))))
