@@ -35,8 +35,10 @@ WARM = ROOT / "benchmarks" / ".cache" / "shop-warm"
 SLIP = "env.slip=[0.25, 0.4]"
 """A warm start that is right now and then, so that groups have something to learn."""
 
-QUERIES = {"grpo": 96, "icrl": 128}
-"""Both some 10,700 sampled tokens: 16 attempts of 7, or 8 attempts, 2 critiques and 2 revisions."""
+QUERIES = {"grpo": 153, "icrl": 128}
+GROUP = {"grpo": 10, "icrl": 8}
+"""Both some 10,700 sampled tokens, and groups of ten: ten attempts of 7 tokens; or eight, two of
+them criticised and revised, whose revisions join the attempts' group."""
 
 SIZES = {8: 20, 80: 5, 800: 2}
 """Prompts of a step, and how many such steps are timed after one to warm up."""
@@ -70,6 +72,7 @@ class Played:
         from inwit.train import Trainer
 
         settings = [f"model.path={warm_start()}", f"train.queries={QUERIES[name]}", SLIP]
+        settings.append(f"method.group_size={GROUP[name]}")
         recipe = load_recipe(ROOT / "recipes" / "checkout" / f"{name}.toml", settings)
         self._trainer = Trainer(recipe, progress=None)  # type: ignore[arg-type]
         self._recipe = recipe

@@ -41,7 +41,8 @@ class _Chosen(torch.autograd.Function):
             sums = mass.sum(-1)
             total = sums.log().add_(peak[:, 0])
             totals.append(total)
-            entropies.append(total - torch.linalg.vecdot(mass, rows) / sums)
+            inner = torch.bmm(mass[:, None], rows[:, :, None])[:, 0, 0]
+            entropies.append(total - inner / sums)
         total, entropy = torch.cat(totals), torch.cat(entropies)
         ctx.save_for_backward(logits, targets, total)
         ctx.mark_non_differentiable(entropy)

@@ -37,7 +37,9 @@ def blocked_draw(logits: Tensor, levels: Tensor, temperature: Tensor) -> tuple[T
     greedy = temperature == 0
     if bool((temperature != 1).any()):
         logits /= torch.where(greedy, 1.0, temperature)[:, None]
-    peak, likeliest = logits.max(-1, keepdim=True)
+    peak = logits.amax(
+        -1, keepdim=True
+    )  # `max`, which finds the place too, takes five times as long
     mass = logits.new_empty(len(logits), -(-vocabulary // BLOCK) * BLOCK)
     mass[:, vocabulary:] = 0
     torch.sub(logits, peak, out=mass[:, :vocabulary]).exp_()
@@ -49,7 +51,8 @@ def blocked_draw(logits: Tensor, levels: Tensor, temperature: Tensor) -> tuple[T
     before = cumulative.gather(-1, block) - sums.gather(-1, block)
     within = blocks[torch.arange(len(logits), device=logits.device), block[:, 0]].cumsum(-1)
     token = block * BLOCK + _first_above(within, level - before)
-    token = torch.where(greedy[:, None], likeliest, token)
+    if bool(greedy.any()):
+        token = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), token)
     logp = logits.gather(-1, token) - peak - cumulative[:, -1:].log()
     return token[:, 0], logp[:, 0]
 
