@@ -10,7 +10,7 @@ PEER := benchmarks/.venv-trl
 PEER_READY := $(PEER)/.ready
 
 .PHONY: help install demo demo-score study-score test test-slow lint study smollm2 bench bench-quick \
-	bench-peer clean
+	bench-scaling bench-where bench-peer clean
 
 help:            ## show this list
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,12 @@ bench: bench-peer   ## every case beside TRL and the machine's limit: more than 
 
 bench-quick: bench-peer   ## the same for one model of 3.2M parameters, in minutes
 	$(BIN)/python -m benchmarks.speed --quick
+
+bench-scaling: install   ## ICRL's step beside GRPO's; steps of 1,000 to 100,000 tokens
+	$(BIN)/python -m benchmarks.scaling all
+
+bench-where: install   ## where the time of a step goes, by phase
+	$(BIN)/python -m benchmarks.where
 
 bench-peer: install $(PEER_READY)   ## a virtual environment with TRL, for the benchmark alone
 

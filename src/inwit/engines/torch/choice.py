@@ -41,8 +41,7 @@ class _Chosen(torch.autograd.Function):
             sums = mass.sum(-1)
             total = sums.log().add_(peak[:, 0])
             totals.append(total)
-            inner = torch.bmm(mass[:, None], rows[:, :, None])[:, 0, 0]
-            entropies.append(total - inner / sums)
+            entropies.append(total - mass.mul_(rows).sum(-1) / sums)
         total, entropy = torch.cat(totals), torch.cat(entropies)
         ctx.save_for_backward(logits, targets, total)
         ctx.mark_non_differentiable(entropy)

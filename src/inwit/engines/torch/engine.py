@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inwit.engines.base import OptimizerSettings, Sampling, UpdateStats
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.learner import Learner, score
+from inwit.engines.torch.learner import LOGITS_AT_ONCE, Learner, score
 from inwit.engines.torch.loading import Loaded, digest
 from inwit.engines.torch.sampler import Sampler
 from inwit.errors import InwitError
@@ -301,7 +301,7 @@ def _settle() -> None:
 
 
 def _tokens_at_once(backbone: Backbone) -> int:
-    """Tokens whose activations take about `HELD`.
+    """Tokens whose activations take about `HELD`, and whose logits are held at once.
 
     For the gradient each layer keeps some twelve vectors of the hidden size and four of the
     feed-forward's.
@@ -309,7 +309,7 @@ def _tokens_at_once(backbone: Backbone) -> int:
     config = backbone.config
     wide = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     a_token = 4 * int(config.num_hidden_layers) * (12 * int(config.hidden_size) + 4 * wide)
-    return max(512, min(16_384, HELD // a_token))
+    return max(512, min(16_384, HELD // a_token, LOGITS_AT_ONCE // backbone.vocabulary))
 
 
 def _broken(folder: Path, why: str) -> InwitError:

@@ -31,7 +31,7 @@ from inwit.objectives import (
 )
 from inwit.rows import Behaviour, Floats, Ids, Row
 
-LOGITS_AT_ONCE = 1 << 27
+LOGITS_AT_ONCE = 1 << 26
 """Most logits held at once: chunks beyond it are computed again for the gradient."""
 
 
