@@ -13,6 +13,7 @@ class Case:
         model: a name of `models.MODELS`.
         prompts: distinct prompts in a step; each gets `group` completions.
         prompt_tokens, completion_tokens: of every prompt and of every completion.
+        common_tokens: of each prompt, that all prompts begin with, as a chat template makes them do.
         trl_rows: rows that TRL trains at once, its gradients accumulated over them; the faster of
             all at once and 8 at once, where both were tried. inwit chooses for itself.
     """
@@ -24,6 +25,7 @@ class Case:
     prompt_tokens: int = 60
     completion_tokens: int = 64
     threads: int = 2
+    common_tokens: int = 0
     trl_rows: int = 8
 
     @property
@@ -35,6 +37,7 @@ class Case:
         return (
             f"{self.prompts} prompts of {self.prompt_tokens} tokens x {self.group} completions of "
             f"{self.completion_tokens}, {self.threads} thread{'s' * (self.threads > 1)}"
+            + (f", the first {self.common_tokens} tokens alike" if self.common_tokens else "")
         )
 
 
@@ -51,6 +54,7 @@ CASES = (
     Case("3.2M-completion-16", "3.2M", completion_tokens=16),
     Case("3.2M-completion-256", "3.2M", completion_tokens=256),
     Case("3.2M-prompt-400", "3.2M", prompt_tokens=400),
+    Case("3.2M-template", "3.2M", prompt_tokens=90, common_tokens=30),
     Case("smollm2", "SmolLM2-135M"),
     Case("smollm2-prompt-400", "SmolLM2-135M", prompts=2, prompt_tokens=400),
     Case("smollm2-small", "SmolLM2-135M", prompts=2, completion_tokens=16, threads=1),

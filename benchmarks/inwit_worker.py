@@ -36,8 +36,9 @@ def episode_of(engine: TorchEngine, query: str, i: int, prompt: Ids, made: Compl
     return Episode(id=f"0/{query}/{i}", query=query, attempts=(attempt,))
 
 
-async def sample(engine: TorchEngine, prompts: list[Ids], job: wire.Job, step: int) -> list[Row]:
-    """Sample every group at once, and credit it as GRPO does."""
+async def sample(engine: TorchEngine, job: wire.Job, step: int) -> list[Row]:
+    """Tokenise the prompts, sample every group at once, and credit it as GRPO does."""
+    prompts = [tuple(ids) for ids in engine.tokenizer(list(job.texts))["input_ids"]]
     requests = [
         # no stop ids: every completion is as long as the case says
         engine.sample(
@@ -61,10 +62,10 @@ async def sample(engine: TorchEngine, prompts: list[Ids], job: wire.Job, step: i
     return rows
 
 
-async def steps(engine: TorchEngine, prompts: list[Ids], job: wire.Job, line: wire.Line) -> None:
+async def steps(engine: TorchEngine, job: wire.Job, line: wire.Line) -> None:
     for step, _ in enumerate(line.requests()):
         start = time.perf_counter()
-        rows = await sample(engine, prompts, job, step)
+        rows = await sample(engine, job, step)
         middle = time.perf_counter()
         stats = await engine.update(rows, OBJECTIVE, OPTIMIZER, job.steps)
         end = time.perf_counter()
@@ -96,7 +97,7 @@ def main() -> None:
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "inwit")
     }
     line.say(wire.Ready(wire.digest(ids), versions))
-    asyncio.run(steps(engine, [tuple(p) for p in ids], job, line))
+    asyncio.run(steps(engine, job, line))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,21 @@ def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [word for word in words if len(tokenizer(f" {word} {word}")["input_ids"]) == 2]
 
 
-def prompts(folder: Path, count: int, tokens: int) -> tuple[str, ...]:
-    """`count` distinct texts of exactly `tokens` tokens each; the same ones every time."""
+def prompts(folder: Path, count: int, tokens: int, common: int = 0) -> tuple[str, ...]:
+    """`count` distinct texts of exactly `tokens` tokens each; the same ones every time.
+
+    Args:
+        common: tokens that all of them begin with.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     words = _words(tokenizer)
     draw = random.Random(0)
-    texts = tuple("".join(f" {draw.choice(words)}" for _ in range(tokens)) for _ in range(count))
+
+    def text(n: int) -> str:
+        return "".join(f" {draw.choice(words)}" for _ in range(n))
+
+    begin = text(common)
+    texts = tuple(begin + text(tokens - common) for _ in range(count))
     lengths = {len(ids) for ids in tokenizer(list(texts))["input_ids"]}
     if lengths != {tokens} or len(set(texts)) != count:
         raise ValueError(f"prompts came out as {lengths} tokens, not {tokens}")

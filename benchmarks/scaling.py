@@ -144,14 +144,13 @@ def one_size(prompts: int) -> Size:
     job = wire.Job(str(folder), texts(folder, prompts, 60), 8, 60, 16, 2, SIZES[prompts] + 1)
     settings = TorchSettings(device="cpu", threads=job.threads, max_batch=64)
     engine = TorchEngine(load_model(str(folder)), settings)
-    ids = [tuple(x) for x in engine.tokenizer(list(job.texts))["input_ids"]]
     tokens = job.completions * job.completion_tokens
     times: list[tuple[float, float]] = []
 
     async def go() -> None:
         for step in range(job.steps):
             start = time.perf_counter()
-            rows = await sample(engine, ids, job, step)
+            rows = await sample(engine, job, step)
             middle = time.perf_counter()
             await engine.update(rows, OBJECTIVE, OPTIMIZER, job.steps)
             times.append((middle - start, time.perf_counter() - middle))
@@ -173,7 +172,13 @@ def flat() -> dict[str, Any]:
         sizes.append(json.loads(done.stdout.splitlines()[-1]))
         progress.print(sizes[-1])
     each = [size["sampling"] + size["training"] for size in sizes]
-    return {"threads": 2, "sizes": sizes, "dearest_to_cheapest": max(each) / min(each)}
+    peaks = [size["peak_mb"] for size in sizes]
+    return {
+        "threads": 2,
+        "sizes": sizes,
+        "dearest_to_cheapest": max(each) / min(each),
+        "largest_to_smallest_peak": max(peaks) / min(peaks),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

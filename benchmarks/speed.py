@@ -42,7 +42,7 @@ def job_of(case: Case, steps: int) -> Job:
     folder = model_folder(case.model)
     return Job(
         folder=str(folder),
-        texts=prompts(folder, case.prompts, case.prompt_tokens),
+        texts=prompts(folder, case.prompts, case.prompt_tokens, case.common_tokens),
         group=case.group,
         prompt_tokens=case.prompt_tokens,
         completion_tokens=case.completion_tokens,

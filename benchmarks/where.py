@@ -1,9 +1,10 @@
-"""Where the time of an inwit step goes, by phase: products, attention, the rest of torch, Python.
+"""Where the time of an inwit step goes, by phase: products, attention, optimizer, the rest.
 
     python -m benchmarks.where --case smollm2 --case 3.2M
 
 One step of a case under torch's profiler, after one to warm up; on one thread, so that the times of
-operations add up to the time that passed. Written to benchmarks/results/profile.json.
+operations add up to the time that passed. The profiler itself makes small operations dearer, and
+what is outside torch with them. Written to benchmarks/results/profile.json.
 """
 
 from __future__ import annotations
@@ -71,9 +72,8 @@ def timed(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, dict[str, 
 def where(case: Case) -> dict[str, Any]:
     job = job_of(case, 2)
     engine = TorchEngine(load_model(job.folder), TorchSettings(device="cpu", threads=1))
-    prompts = [tuple(x) for x in engine.tokenizer(list(job.texts))["input_ids"]]
     for step in range(2):
-        rows, sampling = timed(lambda step=step: sample(engine, prompts, job, step))
+        rows, sampling = timed(lambda step=step: sample(engine, job, step))
         _, training = timed(lambda rows=rows: engine.update(rows, OBJECTIVE, OPTIMIZER, 2))
     return {
         "case": case.name,

@@ -187,3 +187,21 @@ class TestWorker:
         wrong = replace(job, prompt_tokens=6)
         with pytest.raises(WorkerFailed, match=r"(?s)inwit worker died.*tokens, not 6"):
             Worker("inwit", Path(sys.executable), "benchmarks.inwit_worker", wrong, 120)
+
+
+def test_where_the_time_goes_adds_up() -> None:
+    """Every kind's share of the time that passed, and the rest of it outside torch."""
+    from benchmarks.where import timed
+
+    async def work() -> int:
+        a = torch.randn(300, 300)
+        for _ in range(30):
+            a = torch.relu(a @ a).clamp(max=1.0)
+        return len(a)
+
+    result, found = timed(work)
+    assert result == 300
+    assert found["seconds"] > 0
+    assert sum(found["shares"].values()) == pytest.approx(1.0, abs=0.05)
+    assert found["shares"]["products"] > 0
+    assert {"relu", "clamp"} & {name.partition("_")[0] for name in found["of the rest"]}

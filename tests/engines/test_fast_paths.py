@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from transformers.cache_utils import Cache
 
 from inwit.engines import OptimizerSettings, Sampling
@@ -26,7 +27,7 @@ from inwit.engines.torch.packing import WORTH, Layout, batches, pack
 from inwit.engines.torch.sampler import Sampler
 from inwit.objectives import Objective
 from inwit.rows import Completion, Ids, Row
-from tests.engines.models import FAMILIES, loaded, model_of
+from tests.engines.models import FAMILIES, VOCABULARY, loaded, model_of
 from tests.helpers import make_row, some_ids
 
 CPU = torch.device("cpu")
@@ -88,6 +89,19 @@ def test_what_is_shared_is_there_once(sequences: list[Ids]) -> None:
     assert pack(sequences, CPU, share=False).ids.numel() == sum(map(len, sequences))
 
 
+def test_rows_of_a_common_template_attend_in_groups_of_like_shape() -> None:
+    """The first row of each group looks back at the template alone, the others at a prompt."""
+    template = some_ids(30, seed=1)
+    rows = []
+    for q in range(4):
+        prompt = template + some_ids(170, seed=10 + q)
+        rows += [(*prompt, 10 + i, *some_ids(40, seed=9 * q + i)) for i in range(4)]
+    layout = pack(rows, CPU)
+    assert layout.ids.numel() == pytest.approx(30 + 4 * 170 + 16 * 41, abs=8)
+    padded = sum(span.queries.numel() for span in layout.spans)
+    assert padded <= 1.25 * layout.ids.numel()
+
+
 def test_a_group_of_eight_reads_its_prompt_once() -> None:
     prompt = some_ids(40)
     group = [(*prompt, 10 + i, *some_ids(9, seed=i)) for i in range(8)]
@@ -131,6 +145,28 @@ def test_a_pack_has_the_states_of_each_sequence_alone(family: str, share: bool) 
             torch.testing.assert_close(states[list(places)], alone, atol=1e-5, rtol=1e-5)
 
 
+def test_a_window_that_only_a_mask_knows_is_padded() -> None:
+    """Qwen2-MoE's layers do not tell attention their window: packed, they would look beyond it."""
+    config = Qwen2MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        use_sliding_window=True,
+        sliding_window=16,
+        max_window_layers=0,
+    )
+    model = Qwen2MoeForCausalLM(config).eval()
+    assert not Backbone(model).packs
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_model_with_attention_of_its_own_is_padded() -> None:
     backbone = Backbone(model_of("gemma2"))
     assert not backbone.packs
@@ -148,16 +184,17 @@ def test_scores_are_the_plain_paths(seed: int, budget: int, family: str) -> None
         assert a == pytest.approx(b, abs=1e-5)
 
 
-@pytest.mark.parametrize("without", [(), *((path,) for path in get_args(FastPath))])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("without", [(), *((path,) for path in get_args(FastPath)[:3])])
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=3, alpha=6)])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_the_plain_paths(
-    without: tuple[FastPath, ...], lora: LoraSettings | None, checkpointing: bool
+    family: str, without: tuple[FastPath, ...], lora: LoraSettings | None, checkpointing: bool
 ) -> None:
     """Issue 4: to 1e-5 of the largest, for every path left out alone and for none."""
     found = []
     for leaving in (without, get_args(FastPath)):
-        start = loaded("qwen3")
+        start = loaded(family)
         engine = TorchEngine(
             start,
             TorchSettings(
@@ -254,6 +291,19 @@ def test_no_level_draws_a_token_without_probability(draw: object) -> None:
     assert torch.isfinite(logp).all()
 
 
+@pytest.mark.parametrize("draw", [plain_draw, blocked_draw])
+def test_no_level_at_the_edge_of_a_block_does_either(draw: object) -> None:
+    """Blocks that begin with what cannot be drawn, and levels right where they begin."""
+    logits = torch.randn(1, 9 * BLOCK, generator=torch.Generator().manual_seed(1))
+    logits.view(-1, BLOCK)[:, :3] = -torch.inf
+    edges = torch.softmax(logits[0], -1).view(-1, BLOCK).sum(-1).cumsum(-1)[:-1]
+    steps = torch.arange(-200, 201) * 2**-24
+    levels = (edges[:, None] + steps).flatten().clamp(0, 1 - 2**-24)
+    rows = logits.expand(len(levels), -1).clone()
+    _, logp = draw(rows, levels, torch.ones(len(levels)))  # type: ignore[operator]
+    assert torch.isfinite(logp).all()
+
+
 def test_blocks_draw_from_the_distribution() -> None:
     """Levels spread evenly over [0, 1) give each token its share of them."""
     logits = torch.randn(1, 5 * BLOCK, generator=torch.Generator().manual_seed(3))
@@ -346,7 +396,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [some_ids(n, seed=n) for n in (6, 11, 30)]
     wanted = dialogue(Sampler(Backbone(model_of("llama"))), prompts)
     for held in (0, 3000, 20_000):
-        monkeypatch.setattr("inwit.engines.torch.retaining.HELD", held)
+        monkeypatch.setattr("inwit.engines.torch.retaining.RETAINED", held)
         sampler = Sampler(Backbone(model_of("llama")))
         found = dialogue(sampler, prompts)
         assert [[c.ids for c in said] for said in found] == [

@@ -389,6 +389,20 @@ def test_the_cache_holds_no_more_tokens_than_it_may(tokens):
     assert (most > 1) == (tokens > 1)
 
 
+def test_short_sequences_before_a_long_one_do_not_multiply_the_cache():
+    """Sixteen slots for the short, 144 columns for the long: never both at once."""
+    made = Sampler(Backbone(model_of("qwen3")), 16, cache_tokens=512)
+    short = [(some_ids(5, seed=i), 1, Sampling(6, (), 1.0, seed=i)) for i in range(16)]
+    long = (some_ids(100), 1, Sampling(40, (), 1.0))
+    held = []
+    for requests in (short, [long], short, [*short, long, *short]):
+        run(made, *requests)
+        keys = made._cache.layers[0].keys
+        assert keys is not None
+        held.append(keys.shape[0] * keys.shape[2])
+    assert all(tokens <= 512 for tokens in held), held
+
+
 def test_released_memory_is_allocated_anew():
     made, _ = sampler()
     request = (some_ids(5, seed=1), 2, Sampling(6, STOPS, 1.0, seed=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,6 +17,8 @@ from inwit.engines.torch.choice import logprobs_in_place, plain_logprobs
 from inwit.engines.torch.packing import ATTENTION, Layout, Past, batches, pack, pad
 from inwit.errors import InwitError
 from inwit.rows import Ids
+
+logger = logging.getLogger("inwit")
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -179,23 +182,30 @@ class Backbone:
     def _can_pack(self) -> bool:
         """Let `packing` do the attention, where that gives this model's own states."""
         before = self.config._attn_implementation
-        if before not in ("sdpa", ATTENTION):
-            return False
+        packs = False
+        if before in ("sdpa", ATTENTION):
+            try:
+                packs = self._packs_alike()
+            except Exception as error:  # whatever a model cannot do, padding is left
+                logger.debug("packing failed", exc_info=error)
+        if not packs:
+            self.config._attn_implementation = before
+            name = type(self.model).__name__
+            logger.warning("%s cannot be packed; its rows are padded, which is slower", name)
+        return packs
+
+    def _packs_alike(self) -> bool:
         ids = tuple(range(min(9, self.vocabulary)))
         some = (ids, ids[:-1] + ids[:1], ids[1:])
         with torch.no_grad():
             own = [self.states(pad([each], self.device)) for each in some]
             self.config._attn_implementation = ATTENTION
             layout = pack(some, self.device)
-            try:
-                found = self.states(layout)
-                off = max(
-                    float((found[list(places)] - states).abs().max() / states.abs().max())
-                    for places, states in zip(layout.places, own, strict=True)
-                )
-                alike = off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest
-            except TypeError:  # its layers pass nothing on to attention
-                alike = False
-        if not alike:
-            self.config._attn_implementation = before
-        return alike
+            found = self.states(layout)
+        if self.window is not None and self.window not in layout.windows:
+            return False  # its window is in a mask of its own, which nobody would look at
+        off = max(
+            float((found[list(places)] - states).abs().max() / states.abs().max())
+            for places, states in zip(layout.places, own, strict=True)
+        )
+        return off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest

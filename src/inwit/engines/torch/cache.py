@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-GRAIN = 64
+GRAIN = 16
 """Columns are allocated in multiples of this many tokens."""
+
+
+def rounded(columns: int) -> int:
+    """The columns that are allocated where so many are needed."""
+    return -(-columns // GRAIN) * GRAIN
 
 
 class SlotLayer(CacheLayerMixin):
@@ -58,26 +63,29 @@ class SlotCache:
         self.layers: list[SlotLayer] = []
         self.cache = Cache(layers=[])
 
-    def reserve(self, like: DynamicCache, slots: int, columns: int) -> None:
-        """Make room for `slots` sequences of `columns` tokens; what is there stays."""
-        columns = -(-columns // GRAIN) * GRAIN
-        if self.layers:
-            old_slots, columns_now = self._shape()
-            if slots <= old_slots and columns <= columns_now:
-                return
-            slots, columns = max(slots, old_slots), max(columns, columns_now)
-        old = self.layers
-        self.layers = [SlotLayer(x.keys, x.values, slots, columns) for x in like.layers]
-        for before, after in zip(old, self.layers, strict=False):
-            n, c = before.keys.shape[0], before.keys.shape[2]
-            after.keys[:n, :, :c] = before.keys
-            after.values[:n, :, :c] = before.values
-        self.cache = Cache(layers=list(self.layers))
+    def reserve(self, like: DynamicCache, slots: int, columns: int, used: int) -> None:
+        """Make room for `slots` sequences of `columns` tokens; the first `used` slots stay.
 
-    def _shape(self) -> tuple[int, int]:
-        keys = self.layers[0].keys
-        assert keys is not None
-        return keys.shape[0], keys.shape[2]
+        What is too small in one way is allocated anew in both: the slots of many short sequences
+        times the columns of one long one would be far more than either needs.
+        """
+        columns = rounded(columns)
+        if self.layers:
+            keys = self.layers[0].keys
+            assert keys is not None
+            if slots <= keys.shape[0] and columns <= keys.shape[2]:
+                return
+        before, self.layers, self.cache = self.layers, [], Cache(layers=[])
+        for prefilled in like.layers:
+            layer = SlotLayer(prefilled.keys, prefilled.values, slots, columns)
+            if used:  # they fit; one layer at a time is held twice
+                old = before.pop(0)
+                assert old.keys is not None and old.values is not None
+                width = min(columns, old.keys.shape[2])
+                layer.keys[:used, :, :width] = old.keys[:used, :, :width]
+                layer.values[:used, :, :width] = old.values[:used, :, :width]
+            self.layers.append(layer)
+        self.cache = Cache(layers=list(self.layers))
 
     def fill(self, like: DynamicCache, places: Tensor, slots: Tensor) -> None:
         """Copy n prompts, at `places` [n, length] of a pass, into slots [n], one each.
@@ -91,13 +99,19 @@ class SlotCache:
                 tokens = source.transpose(1, 2).flatten(0, 1)[places]  # [n, length, heads, size]
                 target[slots, :, :width] = tokens.transpose(1, 2)
 
-    def lines(self, slots: Tensor, width: int) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's keys and values of some slots, copies of [n, heads, width, head size]."""
+    def tokens(self, slots: Tensor, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values at n places, copies of [n, heads, head size]."""
         found = []
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
-            found.append((layer.keys[slots, :, :width], layer.values[slots, :, :width]))
+            found.append((layer.keys[slots, :, columns], layer.values[slots, :, columns]))
         return found
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of all layers' keys and values together."""
+        tensors = [x for layer in self.layers for x in (layer.keys, layer.values)]
+        return sum(x.shape[1] * x.shape[3] * x.element_size() for x in tensors if x is not None)
 
     def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
         """Move whole sequences of up to `width` tokens to other slots."""

@@ -37,9 +37,8 @@ def blocked_draw(logits: Tensor, levels: Tensor, temperature: Tensor) -> tuple[T
     greedy = temperature == 0
     if bool((temperature != 1).any()):
         logits /= torch.where(greedy, 1.0, temperature)[:, None]
-    peak = logits.amax(
-        -1, keepdim=True
-    )  # `max`, which finds the place too, takes five times as long
+    # not `max`, which finds the place too and takes five times as long
+    peak = logits.amax(-1, keepdim=True)
     mass = logits.new_empty(len(logits), -(-vocabulary // BLOCK) * BLOCK)
     mass[:, vocabulary:] = 0
     torch.sub(logits, peak, out=mass[:, :vocabulary]).exp_()
@@ -48,9 +47,10 @@ def blocked_draw(logits: Tensor, levels: Tensor, temperature: Tensor) -> tuple[T
     cumulative = sums.cumsum(-1)
     level = levels[:, None] * cumulative[:, -1:]
     block = _first_above(cumulative, level)
-    before = cumulative.gather(-1, block) - sums.gather(-1, block)
+    # by what was summed up to the block before it, so that nothing is below 0 by rounding
+    before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp(min=0)), 0.0)
     within = blocks[torch.arange(len(logits), device=logits.device), block[:, 0]].cumsum(-1)
-    token = block * BLOCK + _first_above(within, level - before)
+    token = block * BLOCK + _first_above(within, (level - before).clamp(min=0))
     if bool(greedy.any()):
         token = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), token)
     logp = logits.gather(-1, token) - peak - cumulative[:, -1:].log()

@@ -33,7 +33,7 @@ FastPath = Literal["packing", "sharing", "in_place", "blocked_draw", "retaining"
 large vocabulary drawn by blocks. `retaining`: prompts that go on from a finished sequence compute
 the rest. None of them changes a result beyond rounding."""
 
-HELD = 2 << 30
+ACTIVATIONS = 2 << 30
 """Bytes that the activations of one training pass may take, about."""
 
 SAVED = ("model.safetensors", "optimizer.pt", "random.pt")
@@ -107,7 +107,7 @@ class TorchPolicy:
         """A policy that is only asked, such as an external critic."""
         model: torch.nn.Module = loaded.model.to(settings.pick_device())
         model.requires_grad_(False)
-        return cls(Backbone(loaded.model, without=settings.without), settings)
+        return cls(Backbone(loaded.model, without=settings.without), _forgetful(settings))
 
     async def sample(self, prompt_ids: Ids, n: int, sampling: Sampling) -> list[Completion]:
         return await self.sampler.sample(prompt_ids, n, sampling)
@@ -136,7 +136,7 @@ class TorchEngine:
     ) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        _settle()
+        _spare_collector()
         self.tokenizer = loaded.tokenizer
         self.settings = settings
         self._peft: Any = None
@@ -160,7 +160,7 @@ class TorchEngine:
         if settings.lora or keep_reference:
             off = self._peft.disable_adapter if self._peft else nullcontext
             backbone = Backbone(reference_model, off, settings.without)
-            self._reference = TorchPolicy(backbone, settings)
+            self._reference = TorchPolicy(backbone, _forgetful(settings))
 
     def _add_adapter(self, loaded: Loaded, lora: LoraSettings, seed: int) -> None:
         from peft import LoraConfig, get_peft_model
@@ -204,6 +204,8 @@ class TorchEngine:
         if self._policy.sampler.busy:
             raise RuntimeError("update was called while sampling was under way")
         self._policy.sampler.release()
+        if self._reference:
+            self._reference.sampler.release()
         reference = self.reference().backbone if objective.kl else None
         return self._learner.update(rows, objective, optimizer, total_steps, reference)
 
@@ -221,6 +223,7 @@ class TorchEngine:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def save(self, folder: Path) -> None:
+        self._policy.sampler.release()  # a run that goes on from here has nothing retained either
         tensors = {name: p.detach().cpu().contiguous() for name, p in self._trainable().items()}
         save_file(tensors, folder / "model.safetensors")
         optimizer = self._learner.optimizer
@@ -255,6 +258,8 @@ class TorchEngine:
                 )
         if state.get("adapter") != self._adapter:
             raise _broken(folder, f"its adapter is {state.get('adapter')}, ours {self._adapter}")
+        if self._policy.sampler.busy:
+            raise RuntimeError("load was called while sampling was under way")
         self._policy.sampler.release()
         with torch.no_grad():
             for name, parameter in own.items():
@@ -290,8 +295,13 @@ class TorchEngine:
         self.tokenizer.save_pretrained(folder)
 
 
+def _forgetful(settings: TorchSettings) -> TorchSettings:
+    """For a policy that nobody goes on with; what it kept would outlive a checkpoint."""
+    return settings.model_copy(update={"without": (*settings.without, "retaining")})
+
+
 @cache
-def _settle() -> None:
+def _spare_collector() -> None:
     """Once a process: take what was imported out of the garbage collector's sight.
 
     It is some hundred thousand objects, and looking through them takes 0.2 s each time.
@@ -301,7 +311,7 @@ def _settle() -> None:
 
 
 def _tokens_at_once(backbone: Backbone) -> int:
-    """Tokens whose activations take about `HELD`, and whose logits are held at once.
+    """Tokens whose activations take about `ACTIVATIONS`, and whose logits are held at once.
 
     For the gradient each layer keeps some twelve vectors of the hidden size and four of the
     feed-forward's.
@@ -309,7 +319,7 @@ def _tokens_at_once(backbone: Backbone) -> int:
     config = backbone.config
     wide = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     a_token = 4 * int(config.num_hidden_layers) * (12 * int(config.hidden_size) + 4 * wide)
-    return max(512, min(16_384, HELD // a_token, LOGITS_AT_ONCE // backbone.vocabulary))
+    return max(512, min(16_384, ACTIVATIONS // a_token, LOGITS_AT_ONCE // backbone.vocabulary))
 
 
 def _broken(folder: Path, why: str) -> InwitError:

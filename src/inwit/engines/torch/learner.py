@@ -39,8 +39,9 @@ LOGITS_AT_ONCE = 1 << 26
 class MicroBatch:
     """B rows in one pass, and everything per completion token padded to [B, T].
 
-    `where` [N] holds the places in `layout` of the states that predict the N trained tokens, which
-    are the True entries of `mask` in row-major order.
+    `where` [N] holds the places in `layout` of the states that predict the N trained tokens
+    `targets` [N], which are the True entries of `mask` in row-major order. `reconditioned` and
+    `on_policy` are [B, 1].
     """
 
     rows: tuple[Row, ...]
@@ -67,16 +68,16 @@ class MicroBatch:
         again = [row.reconditioned for row in rows]
         own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
         return cls(
-            tuple(rows),
-            layout,
-            torch.tensor(where, dtype=torch.long, device=device),
-            padded([row.mask for row in rows]).bool().to(device),
-            torch.tensor(targets, dtype=torch.long, device=device),
-            padded([row.logprobs for row in rows]).float().to(device),
-            padded([row.advantages for row in rows]).float().to(device),
-            padded([row.weights for row in rows]).float().to(device),
-            torch.tensor(again, device=device)[:, None],
-            torch.tensor(own, device=device)[:, None],
+            rows=tuple(rows),
+            layout=layout,
+            where=torch.tensor(where, dtype=torch.long, device=device),
+            mask=padded([row.mask for row in rows], device, torch.bool),
+            targets=torch.tensor(targets, dtype=torch.long, device=device),
+            sampled=padded([row.logprobs for row in rows], device, torch.float32),
+            advantages=padded([row.advantages for row in rows], device, torch.float32),
+            weights=padded([row.weights for row in rows], device, torch.float32),
+            reconditioned=torch.tensor(again, device=device)[:, None],
+            on_policy=torch.tensor(own, device=device)[:, None],
         )
 
 
@@ -103,8 +104,8 @@ def token_logprobs(
     chunks = list(zip(torch.split(states, size), torch.split(batch.targets, size), strict=True))
     again = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [checkpoint(head, *c, use_reentrant=False) if again else head(*c) for c in chunks]
-    logp = torch.cat([part[0] for part in parts]) if parts else states.sum(-1)
-    entropy = torch.cat([part[1] for part in parts]) if parts else logp
+    logp = torch.cat([part[0] for part in parts])
+    entropy = torch.cat([part[1] for part in parts])
     blank = torch.zeros(batch.mask.shape, device=logp.device)
     return blank.masked_scatter(batch.mask, logp), blank.masked_scatter(batch.mask, entropy)
 

@@ -13,7 +13,7 @@ transformers' own, and to compare with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
@@ -31,8 +31,12 @@ ATTENTION = "inwit"
 WORTH = 4
 """Fewer common tokens are computed again: attention without a look back is faster."""
 
-ALIKE = 1.25
-"""Spans attend together while the longest is within this factor of the shortest."""
+ALIKE, SLACK = 1.25, 4
+"""Stretches attend together while the longest has at most 1.25 times the shortest's tokens + 4."""
+
+LOOK_BACK = 32
+"""So many tokens looked back at take the memory of one that is computed: their keys and values are
+copied for each stretch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Spans:
         key = torch.arange(width, device=self.keys.device)
         query = torch.arange(self.queries.shape[1], device=self.keys.device)[:, None]
         known = torch.zeros_like(self.keys[:, 0]) if self.known is None else self.known
-        at = query + known[:, None, None]
+        at = (query + known[:, None, None]).clamp(max=width - 1)  # padding sees something, too
         seen = key <= at
         if window is not None:
             seen = seen & (key > at - window)
@@ -84,6 +88,7 @@ class Layout:
         spans: how a pack's tokens attend; a padded batch has none.
         order: [W] where each token's result is in the results of the spans, end to end.
         past: tokens that are in the cache already.
+        windows: the attention windows that layers asked for, once a pass was made; None is none.
     """
 
     ids: Tensor
@@ -92,6 +97,7 @@ class Layout:
     spans: tuple[Spans, ...] = ()
     order: Tensor | None = None
     past: int = 0
+    windows: set[int | None] = field(default_factory=set)
 
 
 def pad(sequences: Sequence[Ids], device: torch.device) -> Layout:
@@ -119,7 +125,8 @@ def new_tokens(before: Ids, sequence: Ids, share: bool) -> int:
 def batches(sequences: Sequence[Ids], budget: int, *, packed: bool, share: bool) -> list[list[int]]:
     """Indices of sequences in passes of at most `budget` tokens, padding included (or of one).
 
-    What is packed goes in the order in which it shares most, what is padded by length.
+    What is packed goes in the order in which it shares most, what is padded by length. Tokens that
+    a sequence shares with the one before it count by what attention copies of them.
     """
     if packed:
         order = sorted(range(len(sequences)), key=lambda i: (sequences[i], i))
@@ -130,7 +137,8 @@ def batches(sequences: Sequence[Ids], budget: int, *, packed: bool, share: bool)
     for i in order:
         n = len(sequences[i])
         if found and packed:
-            more = tokens + new_tokens(sequences[found[-1][-1]], sequences[i], share)
+            new = new_tokens(sequences[found[-1][-1]], sequences[i], share)
+            more = tokens + new + (n - new) // LOOK_BACK
         else:
             more = (len(found[-1]) + 1) * n if found else n
         if found and more <= budget:
@@ -194,14 +202,19 @@ Stretch = tuple[int, list[int]]
 
 def _alike(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     """Stretches of like length together, those that look back apart from those that do not."""
+
+    def shape(stretch: Stretch) -> tuple[bool, int, int]:
+        known, path = stretch
+        return known > 0, len(path) - known, len(path)
+
+    def near(a: int, b: int) -> bool:
+        return max(a, b) <= ALIKE * min(a, b) + SLACK
+
     groups: list[list[Stretch]] = []
-    for stretch in sorted(stretches, key=lambda s: (s[0] > 0, len(s[1]), s[0])):
-        first = groups[-1][0] if groups else None
-        if (
-            first
-            and (first[0] > 0) == (stretch[0] > 0)
-            and len(stretch[1]) <= ALIKE * len(first[1]) + WORTH
-        ):
+    for stretch in sorted(stretches, key=shape):
+        back, queries, keys = shape(stretch)
+        first = shape(groups[-1][0]) if groups else None
+        if first and first[0] == back and near(first[1], queries) and near(first[2], keys):
             groups[-1].append(stretch)
         else:
             groups.append([stretch])
@@ -209,18 +222,21 @@ def _alike(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
 
 
 def _span(group: Sequence[Stretch], begin: int, device: torch.device) -> Spans:
-    known = torch.tensor([k for k, _ in group])
+    known = [k for k, _ in group]
     return Spans(
-        queries=padded([[p - begin for p in path[k:]] for k, path in group]).to(device),
-        keys=padded([path for _, path in group]).to(device),
-        known=known.to(device) if known[0] else None,
+        queries=padded([[p - begin for p in path[k:]] for k, path in group], device),
+        keys=padded([path for _, path in group], device),
+        known=torch.tensor(known, device=device) if known[0] else None,
     )
 
 
-def padded(lists: Sequence[Sequence[float]]) -> Tensor:
+def padded(
+    lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.long
+) -> Tensor:
     """[S, longest], filled up with 0: among places, one whose results nobody looks at."""
     width = max(map(len, lists))
-    return torch.tensor([[*x, *[0] * (width - len(x))] for x in lists])
+    lines = [[*x, *[0] * (width - len(x))] for x in lists]
+    return torch.tensor(lines, dtype=dtype, device=device)
 
 
 def _order(
@@ -237,6 +253,10 @@ def _order(
     return torch.tensor(order)
 
 
+OTHERWISE = ("softcap", "s_aux", "position_bias")
+"""Arguments of transformers' attention that change its result, and that a pack leaves out."""
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -250,7 +270,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention within a pack: [1, heads, N, size] -> [1, N, heads, size].
 
-    A pass without a pack is left to transformers.
+    A pass without a pack is left to transformers. In a pack the spans say who sees whom, and
+    `attention_mask` nothing. Raises TypeError where a layer wants what a pack does not do.
     """
     if packed is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(
@@ -258,6 +279,9 @@ def attend(
             scaling=scaling, sliding_window=sliding_window, **other,
         )  # fmt: skip
         return plain
+    if wanted := [name for name in OTHERWISE if other.get(name) is not None]:
+        raise TypeError(f"attention with {wanted[0]} cannot be packed")
+    packed.windows.add(sliding_window)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     results = []
     assert packed.order is not None

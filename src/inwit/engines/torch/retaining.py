@@ -7,7 +7,7 @@ computed. What is kept is dropped oldest first, and all of it when the policy ch
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,23 +15,20 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from inwit.engines.torch.cache import SlotCache
 from inwit.engines.torch.packing import WORTH, Past
 from inwit.rows import Ids
 
-HELD = 1 << 28
+RETAINED = 1 << 28
 """Bytes of keys and values that are kept, at most."""
-
-Layers = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [sequences, heads, length, size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Sequences that finished together, and each layer's [sequences x width, heads, size]."""
+    """Sequences that finished together; each layer's keys and values [tokens, heads, size]."""
 
     sequences: tuple[Ids, ...]
     layers: tuple[tuple[Tensor, Tensor], ...]
-    width: int
 
     @property
     def size(self) -> int:
@@ -42,34 +39,50 @@ class Retained:
     """What the sampler remembers of sequences that left it; `size` is in bytes."""
 
     def __init__(self) -> None:
-        self._kept: deque[Kept] = deque()
         self.size = 0
+        self._kept: deque[Kept] = deque()
         self._where: dict[Ids, tuple[Kept, int]] = {}
+        self._lengths: Counter[int] = Counter()
 
-    def keep(self, sequences: Sequence[Ids], layers: Layers) -> None:
-        """Remember sequences whose keys and values are the first of each line of `layers`."""
-        width = layers[0][0].shape[2]
-        kept = Kept(tuple(sequences), tuple((_flat(k), _flat(v)) for k, v in layers), width)
+    def keep(self, sequences: Sequence[Ids], slots: Sequence[int], cache: SlotCache) -> None:
+        """Remember as many of these sequences, in these slots of the cache, as have room."""
+        room = RETAINED // max(cache.bytes_per_token, 1)
+        rows: list[int] = []
+        columns: list[int] = []
+        chosen: dict[Ids, int] = {}
+        for sequence, slot in zip(sequences, slots, strict=True):
+            if len(sequence) < WORTH or sequence in chosen or sequence in self._where:
+                continue
+            if len(rows) + len(sequence) > room:
+                break
+            chosen[sequence] = len(rows)
+            rows += [slot] * len(sequence)
+            columns += range(len(sequence))
+        if not chosen:
+            return
+        places = torch.tensor(rows), torch.tensor(columns)
+        kept = Kept(tuple(chosen), tuple(cache.tokens(*places)))
         self._kept.append(kept)
         self.size += kept.size
-        self._where |= {ids: (kept, row) for row, ids in enumerate(sequences)}
-        while self.size > HELD:
+        self._where |= {ids: (kept, start) for ids, start in chosen.items()}
+        self._lengths.update(map(len, chosen))
+        while self.size > RETAINED:
             self._drop()
 
     def _drop(self) -> None:
         oldest = self._kept.popleft()
         self.size -= oldest.size
         for ids in oldest.sequences:
-            if ids in self._where and self._where[ids][0] is oldest:
-                del self._where[ids]
+            del self._where[ids]
+            self._lengths[len(ids)] -= 1
 
     def clear(self) -> None:
         while self._kept:
             self._drop()
 
     def past(self, prompts: Sequence[Ids]) -> tuple[DynamicCache, Past]:
-        """A cache with the longest known beginning of each prompt, and where it is in there."""
-        lengths = sorted({len(ids) for ids in self._where if len(ids) >= WORTH}, reverse=True)
+        """A cache with copies of the longest known beginning of each prompt, and where it is."""
+        lengths = sorted((n for n, count in self._lengths.items() if count), reverse=True)
         hits = [self._longest(prompt, lengths) for prompt in prompts]
         places: list[Sequence[int]] = [range(0)] * len(prompts)
         tokens, parts = 0, []
@@ -77,9 +90,9 @@ class Retained:
             wanted: list[int] = []
             for i, hit in enumerate(hits):
                 if hit and hit[0] is kept:
-                    _, row, n = hit
+                    _, start, n = hit
                     places[i] = range(tokens + len(wanted), tokens + len(wanted) + n)
-                    wanted += range(row * kept.width, row * kept.width + n)
+                    wanted += range(start, start + n)
             tokens += len(wanted)
             parts.append([(k[wanted], v[wanted]) for k, v in kept.layers])
         cache = DynamicCache()
@@ -93,8 +106,3 @@ class Retained:
             if n < len(prompt) and (hit := self._where.get(prompt[:n])):
                 return (*hit, n)
         return None
-
-
-def _flat(states: Tensor) -> Tensor:
-    """[sequences, heads, width, size] -> [sequences x width, heads, size], a copy."""
-    return states.transpose(1, 2).flatten(0, 1).contiguous()

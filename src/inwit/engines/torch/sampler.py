@@ -9,7 +9,7 @@ drawn.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 
 from inwit.engines.base import Sampling
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.cache import SlotCache
+from inwit.engines.torch.cache import SlotCache, rounded
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.packing import padded
 from inwit.engines.torch.retaining import Retained
@@ -127,6 +127,7 @@ class Sampler:
         self._slots = Slots(capacity, backbone.device)
         self._cache = SlotCache()
         self._waiting: deque[tuple[Request, int]] = deque()
+        self._wanted: Counter[Ids] = Counter()  # of the waiting, by prompt
         self._prefilled: dict[Ids, Prefilled] = {}
         self._driver: asyncio.Task[None] | None = None
 
@@ -149,6 +150,7 @@ class Sampler:
         loop = asyncio.get_running_loop()
         request = Request(prompt_ids, sampling, n, loop.create_future())
         self._waiting.extend((request, i) for i in range(n))
+        self._wanted[prompt_ids] += n
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
         return await request.done
@@ -157,6 +159,7 @@ class Sampler:
         """Give the caches' memory back, for the policy is to change; requests fill them anew."""
         if not self.busy:
             self._cache = SlotCache()
+            self._wanted.clear()
             if self._retained:
                 self._retained.clear()
 
@@ -188,6 +191,7 @@ class Sampler:
         self._slots.n = 0
         self._slots.owner.clear()
         self._waiting.clear()
+        self._wanted.clear()
         self._prefilled.clear()
         for request, _ in everyone:
             if not request.done.done():
@@ -222,12 +226,14 @@ class Sampler:
     def _joining(self) -> list[tuple[Request, int]]:
         """Who of the waiting finds room: a free slot, and columns for all it may sample."""
         slots = self._slots
+        if not self._waiting:
+            return []
         columns = max((_columns(r) for r, _ in slots.owner), default=0)
         joining: list[tuple[Request, int]] = []
         for request, index in islice(self._waiting, slots.capacity - slots.n):
             n = slots.n + len(joining)
             columns = max(columns, _columns(request))
-            if n and (n + 1) * columns > self._cache_tokens:
+            if n and (n + 1) * rounded(columns) > self._cache_tokens:
                 break
             joining.append((request, index))
         return joining
@@ -237,8 +243,9 @@ class Sampler:
         slots = self._slots
         prompts = dict.fromkeys(request.prompt for request, _ in joining)
         self._prefill([p for p in prompts if p not in self._prefilled])
-        for _ in joining:  # only now: were the prefill to fail, they would have to be told
+        for request, _ in joining:  # only now: were the prefill to fail, they would be told
             self._waiting.popleft()
+            self._wanted[request.prompt] -= 1
         start = slots.n
         slots.owner[start:] = joining
         slots.n += len(joining)
@@ -246,11 +253,11 @@ class Sampler:
         self._describe(joining, fresh)
         some = next(iter(self._prefilled.values())).cache
         columns = max(_columns(r) for r, _ in slots.owner)
-        self._cache.reserve(some, self._room(columns), columns)
+        self._cache.reserve(some, self._room(columns), columns, used=start)
         found = [self._prefilled[request.prompt] for request, _ in joining]
         for cache in {id(f.cache): f.cache for f in found}.values():
             mine = [i for i, f in enumerate(found) if f.cache is cache]
-            places = padded([found[i].places for i in mine]).to(slots.device)
+            places = padded([found[i].places for i in mine], slots.device)
             self._cache.fill(cache, places, fresh[mine])
         return fresh
 
@@ -259,7 +266,8 @@ class Sampler:
         room = 8
         while room < self._slots.n:
             room *= 2
-        return max(self._slots.n, min(room, self._slots.capacity, self._cache_tokens // columns))
+        most = self._cache_tokens // rounded(columns)
+        return max(self._slots.n, min(room, self._slots.capacity, most))
 
     def _describe(self, joining: list[tuple[Request, int]], fresh: Tensor) -> None:
         slots = self._slots
@@ -298,8 +306,7 @@ class Sampler:
         """The logits after each fresh sequence's prompt; prompts nobody waits for are let go."""
         owners = [self._slots.owner[i][0] for i in fresh.tolist()]
         logits = torch.stack([self._prefilled[r.prompt].logits for r in owners])
-        wanted = {request.prompt for request, _ in self._waiting}
-        self._prefilled = {p: v for p, v in self._prefilled.items() if p in wanted}
+        self._prefilled = {p: v for p, v in self._prefilled.items() if self._wanted[p]}
         return logits
 
     # ------------------------------------------------------------------ drawing and leaving
@@ -354,4 +361,4 @@ class Sampler:
         ids, fed = slots.ids[ended].tolist(), (slots.count[ended] - 1).tolist()
         for i, slot in enumerate(ended.tolist()):
             sequences.append(slots.owner[slot][0].prompt + tuple(ids[i][: fed[i]]))
-        self._retained.keep(sequences, self._cache.lines(ended, max(map(len, sequences))))
+        self._retained.keep(sequences, ended.tolist(), self._cache)
