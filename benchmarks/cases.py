@@ -13,7 +13,7 @@ class Case:
         model: a name of `models.MODELS`.
         prompts: distinct prompts in a step; each gets `group` completions.
         prompt_tokens, completion_tokens: of every prompt and of every completion.
-        common_tokens: of each prompt, that all prompts begin with, as a chat template makes them do.
+        common_tokens: that all prompts begin with, as a chat template makes them do.
         trl_rows: rows that TRL trains at once, its gradients accumulated over them; the faster of
             all at once and 8 at once, where both were tried. inwit chooses for itself.
     """
