@@ -137,9 +137,9 @@ def test_sampled_log_probs_are_those_of_the_prompts_that_were_shown(engine):
         assert turn.completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
-def test_the_same_seed_plays_the_same_episodes_bit_for_bit(engine):
+def test_the_same_seed_plays_the_same_episodes_bit_for_bit():
     """Twice on one engine, once on another one; and other seeds and steps play others."""
-    method = icrl(group_size=4)
+    method, engine = icrl(group_size=4), warm_engine()
     once = collect(method, shop_stage(engine, seed=5), n=3)
     assert collect(method, shop_stage(engine, seed=5), n=3) == once
     assert collect(method, shop_stage(warm_engine(), seed=5), n=3) == once

@@ -342,5 +342,5 @@ def test_stage_one_moves_the_second_turn_and_leaves_the_first_near_the_reference
     Without the KL of turn 1, what turn 2 learns carries turn 1 along.
     """
     first, second = after_stage_one(beta2=3.0)
-    assert first < KL_LIMIT and second > 5 * KL_LIMIT
+    assert first < KL_LIMIT and second > max(3 * KL_LIMIT, 10 * first)
     assert after_stage_one(beta2=0.0)[0] > 3 * KL_LIMIT
