@@ -48,9 +48,11 @@ class Counted(Backbone):
         self.shapes.append((ids.shape[0], ids.shape[1]))
         return super().hidden(ids, *more, **named)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        self.scored.append(hidden.shape[0])
-        return super().logits(hidden)
+    def logprobs(
+        self, states: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        self.scored.append(len(states))
+        return super().logprobs(states, targets, temperature)
 
 
 def learner(

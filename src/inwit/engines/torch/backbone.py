@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from inwit.engines.torch.choice import logprobs_in_place, plain_logprobs
+from inwit.engines.torch.choice import Head, plain_logprobs
 from inwit.engines.torch.packing import ATTENTION, Layout, Past, batches, pack, pad
 from inwit.errors import InwitError
 from inwit.rows import Ids
@@ -54,7 +54,8 @@ class Backbone:
         self._softcap = getattr(self.config, "final_logit_softcapping", None)
         scale = float(getattr(self.config, "logit_scale", None) or 1.0)
         self._scale = scale / float(getattr(self.config, "logits_scaling", None) or 1.0)
-        self.choose = plain_logprobs if "in_place" in without else logprobs_in_place
+        plain = "in_place" in without or self._scale != 1 or self._softcap
+        self._in_place = None if plain else _single_product(self._head)
         self._share = "sharing" not in without
         self.packs = False
         self._check()
@@ -134,6 +135,15 @@ class Backbone:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
 
+    def logprobs(
+        self, states: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs of `targets`, entropies), [N] each, after hidden states [N, d], in nats."""
+        if self._in_place and states.dtype == torch.float32:
+            return self._in_place.logprobs(states, targets, temperature)
+        logits = self.logits(states)
+        return plain_logprobs(logits if temperature == 1 else logits / temperature, targets)
+
     def decode_mask(self, lengths: Tensor, width: int) -> Any:
         """Which cached positions one new token per sequence attends to.
 
@@ -209,3 +219,10 @@ class Backbone:
             for places, states in zip(layout.places, own, strict=True)
         )
         return off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest
+
+
+def _single_product(head: nn.Module) -> Head | None:
+    """A head that is one product of matrices and no more; None for any other."""
+    if type(head) is nn.Linear and head.bias is None:
+        return Head(head.weight)
+    return None

@@ -1,8 +1,9 @@
-"""Log-probs of chosen tokens from logits, without a copy of the logits for each operation on them.
+"""Log-probs of chosen tokens, without a copy of the logits for each operation on them.
 
 A vocabulary of 49,152 makes 200 kB of logits a token; softmax, entropy and their gradients, written
-plainly, read and write several times that. Here rows are worked on a few at a time, while they are
-in the processor's cache, and the gradient is made in the place of the logits themselves.
+plainly, read and write several times that. Here logits are written into memory that is used again,
+worked on a few rows at a time while they are in the processor's cache, and turned into their own
+gradient in place.
 """
 
 from __future__ import annotations
@@ -25,32 +26,56 @@ def plain_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return logp, entropy
 
 
-def logprobs_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """As `plain_logprobs`; the gradient overwrites the logits, which nobody else may need."""
-    found: tuple[Tensor, Tensor] = _Chosen.apply(logits, targets)  # type: ignore[no-untyped-call]
-    return found
+class Head:
+    """Log-probs straight from hidden states, for a head that is one product of matrices.
+
+    Args:
+        weight: [V, d].
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self._memory = weight.new_empty(0)
+
+    def logprobs(
+        self, states: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `plain_logprobs` of states [N, d] @ weight^T / temperature.
+
+        The gradient is to be asked for once, and before the next call, which takes the same memory;
+        torch notices that saved logits were overwritten, and raises RuntimeError.
+        """
+        found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+            states, self.weight, targets, temperature, self
+        )
+        return found
+
+    def take(self, rows: int) -> Tensor:
+        """Memory for the logits of so many rows."""
+        if len(self._memory) < rows:
+            self._memory = self.weight.new_empty(rows, len(self.weight))
+        return self._memory[:rows]
 
 
-class _Chosen(torch.autograd.Function):
+class _Head(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        totals, entropies = [], []
-        for rows in torch.split(logits, _rows(logits)):
-            peak = rows.amax(-1, keepdim=True)
-            mass = (rows - peak).exp_()
-            sums = mass.sum(-1)
-            total = sums.log().add_(peak[:, 0])
-            totals.append(total)
-            entropies.append(total - mass.mul_(rows).sum(-1) / sums)
-        total, entropy = torch.cat(totals), torch.cat(entropies)
-        ctx.save_for_backward(logits, targets, total)
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, temperature: float, head: Head
+    ) -> tuple[Tensor, Tensor]:
+        logits = torch.mm(states, weight.t(), out=head.take(len(states)))
+        if temperature != 1:
+            logits /= temperature
+        total, entropy = _totals(logits)
+        ctx.save_for_backward(states, weight, targets, total, logits)
         ctx.mark_non_differentiable(entropy)
+        ctx.temperature = temperature
         return logits.gather(-1, targets[:, None])[:, 0] - total, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
-        """d log p(target) / d logits = [is the target] - softmax."""
-        logits, targets, total = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """d log p(target) / d logits = ([is the target] - softmax) / temperature."""
+        states, weight, targets, total, logits = ctx.saved_tensors
+        grad = grad / ctx.temperature
         step = _rows(logits)
         for rows, of, scale in zip(
             torch.split(logits, step),
@@ -60,7 +85,23 @@ class _Chosen(torch.autograd.Function):
         ):
             rows.sub_(of[:, None]).exp_().mul_(-scale[:, None])
         logits.scatter_add_(-1, targets[:, None], grad[:, None])
-        return logits, None
+        by_states = logits @ weight if ctx.needs_input_grad[0] else None
+        # this way round: the other takes half as long again
+        by_weight = (states.t() @ logits).t() if ctx.needs_input_grad[1] else None
+        return by_states, by_weight, None, None, None
+
+
+def _totals(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(log of the sum of exp, entropy), [N] each."""
+    totals, entropies = [], []
+    for rows in torch.split(logits, _rows(logits)):
+        peak = rows.amax(-1, keepdim=True)
+        mass = (rows - peak).exp_()
+        sums = mass.sum(-1)
+        total = sums.log().add_(peak[:, 0])
+        totals.append(total)
+        entropies.append(total - mass.mul_(rows).sum(-1) / sums)
+    return torch.cat(totals), torch.cat(entropies)
 
 
 def _rows(logits: Tensor) -> int:

@@ -97,8 +97,7 @@ def token_logprobs(
     states = backbone.states(batch.layout)[batch.where]
 
     def head(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = backbone.logits(states)
-        return backbone.choose(logits if temperature == 1 else logits / temperature, targets)
+        return backbone.logprobs(states, targets, temperature)
 
     size = max(1, LOGITS_AT_ONCE // backbone.vocabulary)
     chunks = list(zip(torch.split(states, size), torch.split(batch.targets, size), strict=True))
