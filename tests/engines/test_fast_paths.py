@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -24,6 +27,7 @@ from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.engine import FastPath
 from inwit.engines.torch.learner import score
 from inwit.engines.torch.packing import WORTH, Layout, batches, pack
+from inwit.engines.torch.retaining import RETAINED
 from inwit.engines.torch.sampler import Sampler
 from inwit.objectives import Objective
 from inwit.rows import Completion, Ids, Row
@@ -422,7 +426,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [some_ids(n, seed=n) for n in (6, 11, 30)]
     wanted = dialogue(Sampler(Backbone(model_of("llama"))), prompts)
     for held in (0, 3000, 20_000):
-        monkeypatch.setattr("inwit.engines.torch.retaining.RETAINED", held)
+        for limit in ("RETAINED", "UNPROVEN"):
+            monkeypatch.setattr(f"inwit.engines.torch.retaining.{limit}", held)
         sampler = Sampler(Backbone(model_of("llama")))
         found = dialogue(sampler, prompts)
         assert [[c.ids for c in said] for said in found] == [
@@ -430,6 +435,55 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         assert sampler._retained is not None
         assert sampler._retained.size <= held
+
+
+def test_little_is_kept_until_a_prompt_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single turns, however many, hold no memory for second ones; these get it from the next on."""
+    prompts = [some_ids(n, seed=n) for n in (6, 11, 30, 31)]
+    monkeypatch.setattr("inwit.engines.torch.retaining.UNPROVEN", 20_000)
+    sampler = Sampler(Backbone(model_of("llama")))
+    retained = sampler._retained
+    assert retained is not None
+
+    async def single_turns() -> None:
+        await asyncio.gather(*[sampler.sample(p, 1, Sampling(4, (), 1.0)) for p in prompts])
+
+    asyncio.run(single_turns())
+    assert 0 < retained.size <= retained.most == 20_000
+    dialogue(sampler, prompts)
+    assert retained.most == RETAINED
+    assert retained.size > 20_000
+
+
+HELD = """
+import resource, sys, torch
+from inwit.engines.torch.process import hold_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "held" and not hold_memory():
+    sys.exit("the allocator is not glibc's")
+def passes(n):
+    for _ in range(n):
+        torch.ones(20_000_000)  # 80 MB, some 20,000 pages
+
+passes(2)
+before = faults()
+passes(5)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told")
+def test_freed_memory_is_kept_for_the_next_pass() -> None:
+    """Without that the system hands out, and clears, every page of a large tensor anew."""
+    faults = {
+        how: int(subprocess.check_output([sys.executable, "-c", HELD, how]))
+        for how in ("held", "plain")
+    }
+    assert faults["held"] < 1_000
+    assert faults["plain"] > 5 * faults["held"] + 150  # huge pages may make them few
 
 
 def test_nothing_is_kept_when_the_policy_changes(tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,21 +18,27 @@ from torch import Tensor
 
 from inwit.engines.base import OptimizerSettings, Sampling, UpdateStats
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.learner import LOGITS_AT_ONCE, Learner, score
+from inwit.engines.torch.learner import Learner, score
 from inwit.engines.torch.loading import Loaded, digest
+from inwit.engines.torch.process import hold_memory, spare_collector
 from inwit.engines.torch.sampler import Sampler
 from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
-FastPath = Literal["packing", "sharing", "in_place", "blocked_draw", "retaining"]
+FastPath = Literal["packing", "sharing", "in_place", "blocked_draw", "retaining", "holding"]
 """`packing`: rows in one pass without padding. `sharing`: what rows have in common computed once.
 `in_place`: log-probs and their gradient without copies of the logits. `blocked_draw`: tokens of a
 large vocabulary drawn by blocks. `retaining`: prompts that go on from a finished sequence compute
-the rest. None of them changes a result beyond rounding."""
+the rest. `holding`: freed memory is kept by the process. None of them changes a result beyond
+rounding."""
 
-ACTIVATIONS = 2 << 30
-"""Bytes that the activations of one training pass may take, about."""
+PASS_LEAST, PASS_MOST = 160 << 20, 2 << 30
+"""Bytes that a training pass may take, about: as many as weights, gradients and the optimizer's
+state, within these bounds. Smaller passes of a large model spend their time on adding gradients."""
+
+STATE = 16
+"""Bytes of a parameter in training: itself, its gradient, and two moments in fp32."""
 
 SAVED = ("model.safetensors", "optimizer.pt", "random.pt")
 """What a checkpoint holds beside engine.json, which knows their sums."""
@@ -62,7 +66,7 @@ class TorchSettings(BaseModel):
     max_batch: int = Field(256, ge=1, description="sequences decoded at once")
     cache_tokens: int = Field(1 << 18, ge=1, description="tokens that the key-value cache holds")
     tokens_at_once: int = Field(
-        0, ge=0, description="tokens in one training pass; 0: as many as hold some 2 GiB"
+        0, ge=0, description="tokens in one training pass; 0: by the memory that they take"
     )
     gradient_checkpointing: bool = False
     without: tuple[FastPath, ...] = Field(
@@ -136,11 +140,13 @@ class TorchEngine:
     ) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        _spare_collector()
+        spare_collector()
         self.tokenizer = loaded.tokenizer
         self.settings = settings
         self._peft: Any = None
         device = settings.pick_device()
+        if device.type == "cpu" and "holding" not in settings.without:
+            hold_memory()
         loaded.model.to(device)
         self.start = digest(loaded.model)
         self._adapter = settings.lora.model_dump(mode="json") if settings.lora else None
@@ -300,26 +306,19 @@ def _forgetful(settings: TorchSettings) -> TorchSettings:
     return settings.model_copy(update={"without": (*settings.without, "retaining")})
 
 
-@cache
-def _spare_collector() -> None:
-    """Once a process: take what was imported out of the garbage collector's sight.
-
-    It is some hundred thousand objects, and looking through them takes 0.2 s each time.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def _tokens_at_once(backbone: Backbone) -> int:
-    """Tokens whose activations take about `ACTIVATIONS`, and whose logits are held at once.
+    """Tokens of a training pass: as many as its memory has room for.
 
     For the gradient each layer keeps some twelve vectors of the hidden size and four of the
-    feed-forward's.
+    feed-forward's; logits are kept once.
     """
     config = backbone.config
     wide = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    a_token = 4 * int(config.num_hidden_layers) * (12 * int(config.hidden_size) + 4 * wide)
-    return max(512, min(16_384, ACTIVATIONS // a_token, LOGITS_AT_ONCE // backbone.vocabulary))
+    layers = int(config.num_hidden_layers) * (12 * int(config.hidden_size) + 4 * wide)
+    parameters = sum(int(p.numel()) for p in backbone.model.parameters())
+    room = min(max(STATE * parameters, PASS_LEAST), PASS_MOST)
+    tokens = room // (4 * (layers + backbone.vocabulary))
+    return max(512, min(16_384, tokens))
 
 
 def _broken(folder: Path, why: str) -> InwitError:

@@ -19,8 +19,8 @@ from inwit.engines.torch.cache import SlotCache
 from inwit.engines.torch.packing import WORTH, Past
 from inwit.rows import Ids
 
-RETAINED = 1 << 28
-"""Bytes of keys and values that are kept, at most."""
+RETAINED, UNPROVEN = 1 << 28, 1 << 23
+"""Bytes of keys and values that are kept, at most; and until a prompt first goes on from some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,18 @@ class Kept:
 
 
 class Retained:
-    """What the sampler remembers of sequences that left it; `size` is in bytes."""
+    """What the sampler remembers of sequences that left it; `size` and `most` are in bytes."""
 
     def __init__(self) -> None:
         self.size = 0
+        self.most = UNPROVEN
         self._kept: deque[Kept] = deque()
         self._where: dict[Ids, tuple[Kept, int]] = {}
         self._lengths: Counter[int] = Counter()
 
     def keep(self, sequences: Sequence[Ids], slots: Sequence[int], cache: SlotCache) -> None:
         """Remember as many of these sequences, in these slots of the cache, as have room."""
-        room = RETAINED // max(cache.bytes_per_token, 1)
+        room = self.most // max(cache.bytes_per_token, 1)
         rows: list[int] = []
         columns: list[int] = []
         chosen: dict[Ids, int] = {}
@@ -66,7 +67,7 @@ class Retained:
         self.size += kept.size
         self._where |= {ids: (kept, start) for ids, start in chosen.items()}
         self._lengths.update(map(len, chosen))
-        while self.size > RETAINED:
+        while self.size > self.most:
             self._drop()
 
     def _drop(self) -> None:
@@ -84,6 +85,8 @@ class Retained:
         """A cache with copies of the longest known beginning of each prompt, and where it is."""
         lengths = sorted((n for n, count in self._lengths.items() if count), reverse=True)
         hits = [self._longest(prompt, lengths) for prompt in prompts]
+        if any(hits):
+            self.most = RETAINED
         places: list[Sequence[int]] = [range(0)] * len(prompts)
         tokens, parts = 0, []
         for kept in {id(hit[0]): hit[0] for hit in hits if hit}.values():
