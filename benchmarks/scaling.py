@@ -4,9 +4,9 @@
     python -m benchmarks.scaling icrl        # seconds a sampled token, the two methods in turns
     python -m benchmarks.scaling flat        # steps of 1,000 to 100,000 sampled tokens
 
-`icrl` plays whole training steps (episodes, credit, update) of both methods on the embedded shop,
-from one warm start in which attempts fail and succeed, with as many queries as make the steps equal
-in sampled tokens. `flat` samples and trains ever more prompts with the 3.2M model, each size in a
+`icrl` plays whole training steps (episodes, credit, update) of both methods, with as many queries as
+make the steps equal in sampled tokens: on the embedded shop, from a warm start in which attempts
+fail and succeed, and with turns of 64 tokens that are right by chance (`chance.py`). `flat` samples and trains ever more prompts with the 3.2M model, each size in a
 process of its own, 64 sequences at once.
 """
 
@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import wire
+from benchmarks.models import model_folder
+from benchmarks.models import prompts as texts
 from benchmarks.workers import ROOT, environment
 from inwit.methods import measures
 
@@ -35,10 +37,33 @@ WARM = ROOT / "benchmarks" / ".cache" / "shop-warm"
 SLIP = "env.slip=[0.25, 0.4]"
 """A warm start that is right now and then, so that groups have something to learn."""
 
-QUERIES = {"grpo": 153, "icrl": 128}
 GROUP = {"grpo": 10, "icrl": 8}
-"""Both some 10,700 sampled tokens, and groups of ten: ten attempts of 7 tokens; or eight, two of
-them criticised and revised, whose revisions join the attempts' group."""
+"""Both groups of ten: ten attempts, or eight, two of them criticised and revised, whose revisions
+join the attempts' group. ICRL samples 12 turns a query, and has 5 queries where GRPO has 6."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What both methods play: a recipe by method, what both set in it, and queries a step."""
+
+    recipes: str
+    settings: Callable[[], Sequence[str]]
+    queries: Mapping[str, int]
+
+
+WORKLOADS = {
+    "shop": Workload(
+        "recipes/checkout/{}.toml",
+        lambda: [f"model.path={warm_start()}", SLIP],
+        {"grpo": 153, "icrl": 128},
+    ),
+    "turns-of-64": Workload(
+        "benchmarks/chance.toml",
+        lambda: [f"model.path={model_folder('3.2M')}"],
+        {"grpo": 12, "icrl": 10},
+    ),
+}
+"""The shop's turns are 7 tokens, far less than what is read before them; real ones are longer."""
 
 SIZES = {8: 20, 80: 5, 800: 2}
 """Prompts of a step, and how many such steps are timed after one to warm up."""
@@ -67,13 +92,14 @@ def warm_start() -> Path:
 class Played:
     """A method's training steps, one at a time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, workload: Workload, name: str) -> None:
         from inwit.recipe import load_recipe
         from inwit.train import Trainer
 
-        settings = [f"model.path={warm_start()}", f"train.queries={QUERIES[name]}", SLIP]
+        settings = [*workload.settings(), f"method.name={name}"]
         settings.append(f"method.group_size={GROUP[name]}")
-        recipe = load_recipe(ROOT / "recipes" / "checkout" / f"{name}.toml", settings)
+        settings.append(f"train.queries={workload.queries[name]}")
+        recipe = load_recipe(ROOT / workload.recipes.format(name), settings)
         self._trainer = Trainer(recipe, progress=None)  # type: ignore[arg-type]
         self._recipe = recipe
 
@@ -92,7 +118,11 @@ class Played:
 
 
 def icrl(steps: int) -> dict[str, Any]:
-    methods = {name: Played(name) for name in QUERIES}
+    return {name: side_by_side(workload, steps) for name, workload in WORKLOADS.items()}
+
+
+def side_by_side(workload: Workload, steps: int) -> dict[str, Any]:
+    methods = {name: Played(workload, name) for name in GROUP}
     found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in methods}
 
     async def go() -> None:
@@ -136,8 +166,6 @@ class Size:
 
 def one_size(prompts: int) -> Size:
     from benchmarks.inwit_worker import OBJECTIVE, OPTIMIZER, sample
-    from benchmarks.models import model_folder
-    from benchmarks.models import prompts as texts
     from inwit.engines.torch import TorchEngine, TorchSettings, load_model
 
     folder = model_folder("3.2M")
