@@ -41,5 +41,5 @@ class Chance(Env):
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[: len(self._tasks) if split is Split.TRAIN else 1]
 
-    def open(self, task: Task) -> Play:
+    def open(self, task: Task) -> Play:  # noqa: ARG002
         return Guess(self.settings.rate)

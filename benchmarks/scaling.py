@@ -4,10 +4,11 @@
     python -m benchmarks.scaling icrl        # seconds a sampled token, the two methods in turns
     python -m benchmarks.scaling flat        # steps of 1,000 to 100,000 sampled tokens
 
-`icrl` plays whole training steps (episodes, credit, update) of both methods, with as many queries as
-make the steps equal in sampled tokens: on the embedded shop, from a warm start in which attempts
-fail and succeed, and with turns of 64 tokens that are right by chance (`chance.py`). `flat` samples and trains ever more prompts with the 3.2M model, each size in a
-process of its own, 64 sequences at once.
+`icrl` plays whole training steps (episodes, credit, update) of both methods, with as many queries
+as make the steps equal in sampled tokens: on the embedded shop, from a warm start in which attempts
+fail and succeed, and with turns of 64 tokens that are right by chance (`chance.py`). `flat` samples
+and trains ever more prompts with the 3.2M model, each size in a process of its own, 64 sequences at
+once.
 """
 
 from __future__ import annotations
