@@ -7,7 +7,7 @@ A single-answer task is an environment of one turn: derive from `AnswerEnv` and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -172,8 +172,16 @@ class AnswerEnv(Env):
     """An environment of one turn: an answer, and a grade."""
 
     @abstractmethod
-    def grade(self, task: Task, answer: str) -> Result:
-        """Grade the policy's whole text. An exception counts as a grade of `error`."""
+    def grade(self, task: Task, answer: str) -> Result | Coroutine[Any, Any, Result]:
+        """Grade the policy's whole text. An exception counts as a grade of `error`.
+
+        It may be `async`, where grading waits for another process.
+        """
+
+    async def graded(self, task: Task, answer: str) -> Result:
+        """What `grade` says, waited for where need be."""
+        found = self.grade(task, answer)
+        return found if isinstance(found, Result) else await found
 
     def open(self, task: Task) -> Play:
         return _Answer(self, task)
@@ -184,4 +192,4 @@ class _Answer(Play):
         self._env, self._task = env, task
 
     async def step(self, action: str) -> Step:
-        return Step(result=self._env.grade(self._task, action))
+        return Step(result=await self._env.graded(self._task, action))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inwit.envs import AnswerEnv, Env, Task
+from inwit.envs import AnswerEnv, Env, Result, Task
 from inwit.errors import InwitError
 from inwit.evaluation.measures import (
     Found,
@@ -148,7 +148,11 @@ def wrong_answers(env: Env, tasks: Sequence[Task]) -> None:
     if not isinstance(env, AnswerEnv):
         return
     for task in tasks:
-        if env.grade(task, env.wrong_answer(task) or "").grade is Grade.RIGHT:
+        result = env.grade(task, env.wrong_answer(task) or "")
+        if not isinstance(result, Result):  # grading takes a while: inwit check-data does it
+            result.close()
+            return
+        if result.grade is Grade.RIGHT:
             raise InwitError(
                 f"The wrong answer of task {task.id} is graded right.", "Mend it, or drop the task."
             )
