@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -78,6 +79,54 @@ def go_on(out: Path) -> dict[str, Any]:
     disable_progress_bar()
 
     return resume(out, Silent())
+
+
+# ---------------------------------------------------------------------- commands
+
+
+@dataclass
+class Said:
+    """What a command exited with and said; lines are as wide as it takes."""
+
+    code: object
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as JSON, which it must be and nothing else."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The message of a refused command."""
+        assert self.code == 2, self.out + self.err
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert self.err.startswith("error ")
+        return self.err
+
+
+@pytest.fixture
+def inwit(capsys, monkeypatch, tmp_path_factory) -> Callable[..., Said]:
+    """Run a command in this process, as `python -m inwit` would, in an empty folder."""
+    from inwit import cli
+    from inwit.cli import common
+
+    for console in (common.out, common.err):
+        monkeypatch.setattr(console, "width", 400)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["inwit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(end.value.code or 0, said.out, said.err)
+
+    return call
 
 
 # ---------------------------------------------------------------------- reading what a run left

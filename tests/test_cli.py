@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +24,6 @@ from inwit.methods.base import ExternalCritic
 from inwit.recipe import load_recipe, parse_recipe
 from inwit.train import train
 from tests.conftest import RECIPES, ROOT, Silent, killed, lines, run
-
-
-@dataclass
-class Said:
-    """What a command exited with and said; lines are as wide as it takes."""
-
-    code: object
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Standard output as JSON, which it must be and nothing else."""
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> str:
-        """The message of a refused command."""
-        assert self.code == 2, self.out + self.err
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert self.err.startswith("error ")
-        return self.err
-
-
-@pytest.fixture
-def inwit(capsys, monkeypatch, tmp_path_factory) -> Callable[..., Said]:
-    """Run a command in this process, as `python -m inwit` would, in an empty folder."""
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "width", 400)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["inwit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return Said(end.value.code or 0, said.out, said.err)
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +51,10 @@ OPTIONS = {
         "--max-tokens", "--budget", "--set", "--out", "--json",
     ],
     "stats": ["FILES", "--n", "--first", "--mended", "--spoiled", "--json"],
+    "check-data": [
+        "ENV", "FILE", "--question", "--answer", "--solution", "--against", "--first", "--set",
+        "--json",
+    ],
     "sample": ["SOURCE", "--env", "--model", "--n", "--split", "--protocol", "--set", "--json"],
     "methods": ["--json"],
     "envs": ["--json"],
@@ -104,7 +64,9 @@ LISTS = ("methods", "envs", "protocols")
 
 
 def test_every_command_is_known_here():
-    assert {c.callback.__name__ for c in common.app.registered_commands} == set(OPTIONS)
+    assert {c.callback.__name__.replace("_", "-") for c in common.app.registered_commands} == set(
+        OPTIONS
+    )
 
 
 def test_every_command_is_listed(inwit):
@@ -124,7 +86,7 @@ def test_help_says_what_it_does_and_names_its_options(command, inwit):
     for option in OPTIONS[command]:
         assert option.lower() in text.lower(), option
     if command not in LISTS:  # those need no example
-        assert re.search(rf"inwit {command} (recipes/|runs/|http://|--n )", text)
+        assert re.search(rf"inwit {command} (recipes/|runs/|http://|--n |math )", text)
     for example in re.findall(r"(recipes/[\w/-]+\.toml)", text):
         assert (ROOT / example).is_file()
 

@@ -75,11 +75,12 @@ class Live:
 
 
 class Asked:
-    """Progress of an evaluation: how many questions are answered."""
+    """Progress of an evaluation or a check: how many questions are answered, or graded."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, done: str = "answered") -> None:
         self._console = console
         self._title = title
+        self._done = done
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -107,7 +108,7 @@ class Asked:
         self._bar.update(self._task, completed=done, total=total)
         if not self._console.is_terminal and time.monotonic() - self._last > PLAIN_EVERY:
             self._last = time.monotonic()
-            self._console.print(f"{self._title}: {done} of {total} answered", highlight=False)
+            self._console.print(f"{self._title}: {done} of {total} {self._done}", highlight=False)
 
 
 def _state(line: Mapping[str, Any]) -> str:

@@ -157,14 +157,14 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     env_name, env_data = _named(data, "env", where)
     method_name, method_data = _named(data, "method", where)
     env_type, method_type = env_class(env_name), method_class(method_name)
-    env_settings = _settings(env_type.Settings, env_data, "env", where)
-    method_settings = _settings(method_type.Settings, method_data, "method", where)
+    env_settings = settings_of(env_type.Settings, env_data, "env", where)
+    method_settings = settings_of(method_type.Settings, method_data, "method", where)
     assert isinstance(env_settings, EnvSettings) and isinstance(method_settings, MethodSettings)
     parts: dict[str, Any] = {
-        name: _settings(kind, data.get(name, {}), name, where) for name, kind in SECTIONS.items()
+        name: settings_of(kind, data.get(name, {}), name, where) for name, kind in SECTIONS.items()
     }
     engine = _engine(data.get("engine", {}), where)
-    plain = _settings(_Plain, {k: data[k] for k in PLAIN if k in data}, "", where)
+    plain = settings_of(_Plain, {k: data[k] for k in PLAIN if k in data}, "", where)
     assert isinstance(plain, _Plain)
     recipe = Recipe(
         seed=plain.seed,
@@ -281,7 +281,7 @@ def _engine(data: object, where: str) -> TorchSettings | OpenAISettings:
             f"{where}: 'engine.name' is {name!r}: no engine is called that.",
             nearest(str(name), ENGINES),
         )
-    settings = _settings(ENGINES[name], data, "engine", where)
+    settings = settings_of(ENGINES[name], data, "engine", where)
     assert isinstance(settings, (TorchSettings, OpenAISettings))
     return settings
 
@@ -293,7 +293,8 @@ def _protocol(settings: EvalSettings, where: str) -> Protocol:
         raise InwitError(f"{where}: [eval] {_lower(error.what)}", error.fix) from error
 
 
-def _settings(kind: type[BaseModel], data: object, section: str, where: str) -> BaseModel:
+def settings_of(kind: type[BaseModel], data: object, section: str, where: str) -> BaseModel:
+    """A section's settings. Raises InwitError, saying `where`, for each key that is wrong."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

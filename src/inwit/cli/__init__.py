@@ -14,11 +14,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from rich.markup import escape
 
-from inwit.cli import evaluating, listing, training
+from inwit.cli import checking, evaluating, listing, training
 from inwit.cli.common import app, err
 from inwit.errors import InwitError
 
-__all__ = ["app", "evaluating", "listing", "main", "training"]
+__all__ = ["app", "checking", "evaluating", "listing", "main", "training"]
 
 
 def main(run: Callable[[], Any] = app) -> None:

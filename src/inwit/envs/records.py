@@ -185,10 +185,14 @@ class FileEnv(Env):
 
     Args:
         tasks: those of the file, where they were read already.
+
+    Attributes:
+        runs_programs: answers are programs that are graded by running them.
     """
 
     Settings: ClassVar[type[EnvSettings]] = FileSettings
     settings: FileSettings
+    runs_programs: ClassVar[bool] = False
 
     def __init__(self, settings: FileSettings, tasks: Sequence[Task] | None = None) -> None:
         super().__init__(settings)
