@@ -65,16 +65,21 @@ class TimedTrainer(trl.GRPOTrainer):  # type: ignore[misc]
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
+ENOUGH = object()
+"""In the place of a request where none will come."""
+
+
 class StepOnRequest(TrainerCallback):  # type: ignore[misc]
     """Holds the trainer between steps until the coordinator asks for the next."""
 
     def __init__(self, line: wire.Line, clock: Clock) -> None:
         self._line = line
-        self._requests: Iterator[None] = line.requests()
+        self._requests: Iterator[object] = line.requests()
         self._clock = clock
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        next(self._requests)
+        if next(self._requests, ENOUGH) is ENOUGH:
+            raise SystemExit
         self._clock.clear()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -104,7 +109,8 @@ def settings(job: wire.Job, folder: str) -> trl.GRPOConfig:
         gradient_accumulation_steps=job.completions // rows,
         num_generations=job.group,
         max_completion_length=job.completion_tokens,
-        max_steps=job.steps,
+        # one more, never made: to end its training would take time from the other's last step
+        max_steps=job.steps + 1,
         num_iterations=1,
         beta=0.0,
         epsilon=wire.CLIP[0],
