@@ -57,7 +57,8 @@ class DataReport:
         tried: by check. `gold`: right answers, graded right. `solution`: reference solutions or
             programs, graded right. `foreign`: the next task's answer, graded wrong. `wrong`: the
             given wrong answer or program, graded wrong.
-        duplicates: tasks that ask what an earlier one asks; `conflicting`: with another answer.
+        duplicates: tasks that ask what an earlier one asks; `conflicting`: with another answer,
+            which two programs for one task may well be.
         overlap: tasks whose question is in the other file, too; None without one.
     """
 
@@ -217,7 +218,7 @@ def _duplicates(report: DataReport, tasks: Sequence[Task]) -> None:
         if before is task:
             continue
         report.duplicates += 1
-        same = before.reference == task.reference or _alike(before.reference, task.reference)
+        same = report.runs_programs or _alike(before.reference, task.reference)
         report.conflicting += not same
         what = "asks the same as" if same else "asks the same, with another answer, as"
         check = "duplicates" if same else "conflicting"
