@@ -214,6 +214,7 @@ def test_other_values_of_the_standard_library_cross_too(each):
     ids=["loop", "loop in C", "power", "endless output"],
 )
 def test_what_does_not_end_is_ended(body, box):
+    """LESSONS 22: its processes are killed as a group, and what became of it has a type."""
     found = run(box, f"def f(x):\n    {body}")
     assert found.kind is Kind.TIMEOUT
     assert "processor time" in found.why
