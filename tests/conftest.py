@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("timeless", deadline=None)  # how long a test takes is no finding
+settings.load_profile("timeless")
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes" / "checkout"
