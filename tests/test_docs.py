@@ -19,7 +19,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 def test_the_how_tos_environment_is_one(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/new-environment.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(code.splitlines()) <= 40
     file = tmp_path / "reversal.py"
     file.write_text(code, encoding="utf-8")
@@ -31,6 +31,20 @@ def test_the_how_tos_environment_is_one(tmp_path: Path) -> None:
     task = env.tasks(Split.TRAIN)[0]
     assert env.grade(task, task.reference).grade is Grade.RIGHT
     assert env.grade(task, "w1 w2").grade is Grade.WRONG
+
+
+def test_the_how_tos_environment_out_of_a_file_can_be_checked(tmp_path: Path, inwit) -> None:
+    page = (ROOT / "docs/how-to/new-environment.md").read_text(encoding="utf-8")
+    _, code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    file, data = tmp_path / "capitals.py", tmp_path / "capitals.jsonl"
+    file.write_text(code, encoding="utf-8")
+    lines = ['{"country": "France", "capital": "Paris"}', '{"country": "Peru", "capital": "Lima"}']
+    data.write_text("\n".join(lines), encoding="utf-8")
+    assert inwit("check-data", f"{file}:Capitals", data).code == 0
+    data.write_text("\n".join([*lines, '{"country": "Chad", "capital": "?"}']), encoding="utf-8")
+    said = inwit("check-data", f"{file}:Capitals", data, "--json")
+    assert said.code == 1
+    assert '"unreadable": 1' in said.out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
