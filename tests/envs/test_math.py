@@ -542,6 +542,16 @@ def test_columns_are_found(record, question, gold, tmp_path):
     assert (task.question, task.reference) == (question, gold)
 
 
+def test_an_answer_that_is_a_solution_with_a_mark_is_both(tmp_path):
+    """GSM8K on the hub: taken whole, its gold would be one that nobody's answer can equal."""
+    file = tmp_path / "hub.jsonl"
+    whole = "She sold 48/2 = <<48/2=24>>24.\n#### 1,024"
+    file.write_text(json.dumps({"question": "How many?", "answer": whole}), encoding="utf-8")
+    [task] = Math.of(file=file, dev=0, test=0).tasks(Split.TRAIN)
+    assert task.reference == "1,024"
+    assert task.data["solution"] == whole
+
+
 def test_columns_can_be_named(tmp_path):
     record = {"ask": "a", "gold": "1", "how": ["one", "two"], "slip": "2", "answer": "9"}
     env, task = only(

@@ -18,6 +18,7 @@ from inwit.envs.records import BadRecord, FileEnv, FileSettings, Record
 QUESTIONS = ("problem", "question")
 ANSWERS = ("answer", "final_answer", "answers")
 SOLUTION = "solution"
+MARK = "####"
 
 MENDED = {
     "For any integer $n>1$, the number of prime numbers greater than $n!+1$": "0",
@@ -58,6 +59,9 @@ class Math(FileEnv, AnswerEnv):
             question = f"{context.strip()}\n\n{question}"
         solution = _solution(record, settings)
         gold = _gold(record, settings, solution)
+        reasons, marked, final = gold.rpartition(MARK)
+        if marked:  # GSM8K as its authors and the hub have it: the answer ends a solution
+            gold, solution = final.strip(), solution or f"{reasons}{MARK}{final}"
         mended = next((new for begins, new in MENDED.items() if question.startswith(begins)), gold)
         if not gold and mended:
             gold, solution = mended, solution and solution.replace("{}", f"{{{mended}}}")
