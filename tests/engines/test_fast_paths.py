@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
 import random
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -456,7 +458,7 @@ def test_little_is_kept_until_a_prompt_goes_on_from_it(monkeypatch: pytest.Monke
 
 
 HELD = """
-import resource, sys, torch
+import json, resource, sys, torch
 from inwit.engines.torch.process import hold_memory
 
 def faults():
@@ -464,26 +466,29 @@ def faults():
 
 if sys.argv[1] == "held" and not hold_memory():
     sys.exit("the allocator is not glibc's")
-def passes(n):
-    for _ in range(n):
-        torch.ones(20_000_000)  # 80 MB, some 20,000 pages
-
-passes(2)
-before = faults()
-passes(5)
-print(faults() - before)
+passes = []
+for _ in range(12):
+    before = faults()
+    torch.ones(20_000_000)  # 80 MB, some 20,000 pages
+    passes.append(faults() - before)
+print(json.dumps(passes))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told")
 def test_freed_memory_is_kept_for_the_next_pass() -> None:
-    """Without that the system hands out, and clears, every page of a large tensor anew."""
-    faults = {
-        how: int(subprocess.check_output([sys.executable, "-c", HELD, how]))
+    """Without that the system hands out, and clears, every page of a large tensor anew.
+
+    The usual pass is asked for: a small block that comes to lie right behind a large one keeps it
+    from being taken again (alignment asks for a little more than its own size), so that an early
+    pass or two may still need new pages.
+    """
+    held, plain = (
+        statistics.median(json.loads(subprocess.check_output([sys.executable, "-c", HELD, how])))
         for how in ("held", "plain")
-    }
-    assert faults["held"] < 1_000
-    assert faults["plain"] > 5 * faults["held"] + 150  # huge pages may make them few
+    )
+    assert held < 10
+    assert plain > held + 30  # huge pages make them as few as forty
 
 
 def test_nothing_is_kept_when_the_policy_changes(tmp_path: Path) -> None:
