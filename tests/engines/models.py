@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -163,3 +165,18 @@ def plain_logprobs(
     logits = plain_logits(model, prompt + completion)[len(prompt) - 1 : -1]
     logp = torch.log_softmax(logits / temperature, -1)
     return tuple(logp.gather(-1, torch.tensor(completion)[:, None])[:, 0].tolist())
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@contextmanager
+def stepping(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Holds the model's gradients as the last optimizer step took them; a step leaves none."""
+    found: dict[str, torch.Tensor] = {}
+    handle = register_optimizer_step_pre_hook(lambda *_: found.update(gradients(model)))
+    try:
+        yield found
+    finally:
+        handle.remove()

@@ -29,11 +29,12 @@ from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.engine import FastPath
 from inwit.engines.torch.learner import score
 from inwit.engines.torch.packing import WORTH, Layout, batches, pack
+from inwit.engines.torch.products import PackedWeights
 from inwit.engines.torch.retaining import RETAINED
 from inwit.engines.torch.sampler import Sampler
 from inwit.objectives import Objective
 from inwit.rows import Completion, Ids, Row
-from tests.engines.models import FAMILIES, VOCABULARY, loaded, model_of
+from tests.engines.models import FAMILIES, VOCABULARY, loaded, model_of, stepping
 from tests.helpers import make_row, some_ids
 
 CPU = torch.device("cpu")
@@ -191,7 +192,7 @@ def test_scores_are_the_plain_paths(seed: int, budget: int, family: str) -> None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-@pytest.mark.parametrize("without", [(), *((path,) for path in get_args(FastPath)[:3])])
+@pytest.mark.parametrize("without", [(), *((path,) for path in get_args(FastPath)[:4])])
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=3, alpha=6)])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_the_plain_paths(
@@ -209,8 +210,8 @@ def test_gradients_are_the_plain_paths(
         )
         plan = OptimizerSettings(lr=0.1, eps=1.0, max_grad_norm=1e9)
         rows = rows_of(conversations())
-        stats = asyncio.run(engine.update(rows, Objective(temperature=0.9), plan, 1))
-        gradients = {n: p.grad for n, p in start.model.named_parameters() if p.grad is not None}
+        with stepping(start.model) as gradients:
+            stats = asyncio.run(engine.update(rows, Objective(temperature=0.9), plan, 1))
         found.append((gradients, stats))
     (fast, one), (plain, two) = found
     assert fast.keys() == plain.keys()
@@ -455,6 +456,70 @@ def test_little_is_kept_until_a_prompt_goes_on_from_it(monkeypatch: pytest.Monke
     dialogue(sampler, prompts)
     assert retained.most == RETAINED
     assert retained.size > 20_000
+
+
+# ---------------------------------------------------------------------- packed weights
+
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
+
+
+@pytest.fixture
+def packs_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a large model does over many passes, a tiny one is to do at its third."""
+    monkeypatch.setattr("inwit.engines.torch.products.WORTH", 0)
+    monkeypatch.setattr("inwit.engines.torch.products.STEADY", 3)
+
+
+@needs_mkl
+@torch.inference_mode()
+def test_packed_products_are_the_plain_ones(packs_small: None) -> None:
+    """For as many rows as was packed for and for fewer, with a bias and without."""
+    layers = torch.nn.Sequential(torch.nn.Linear(12, 40), torch.nn.Linear(40, 7, bias=False))
+    packed = PackedWeights(layers)
+    inputs = {n: torch.randn(n, 1, 12) for n in (8, 7, 6, 5, 9)}
+    plain = {n: layers(x) for n, x in inputs.items()}
+    for passes, rows in enumerate((8, 8, 8, 8, 7, 6, 5, 8, 9, 5, 9, 9)):
+        with packed.of(rows):
+            torch.testing.assert_close(layers(inputs[rows]), plain[rows], atol=1e-5, rtol=1e-5)
+        # from the third pass on for 8; from the third in a row that it does not fit, anew
+        assert packed.rows == (0 if passes < 2 else 8 if passes < 10 else 9)
+    assert "forward" not in vars(layers[0])
+    packed.clear()
+    assert packed.rows == 0
+
+
+@needs_mkl
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=3, alpha=6)])
+def test_packed_weights_change_no_sample(packs_small: None, lora: LoraSettings | None) -> None:
+    """While sequences leave, and after an update, which forgets what was packed."""
+    plan = OptimizerSettings(lr=0.02)
+
+    def play(without: tuple[FastPath, ...]) -> tuple[list[list[Completion]], list[int]]:
+        settings = TorchSettings(device="cpu", without=without, lora=lora)
+        engine = TorchEngine(loaded("llama"), settings)
+        packed, found, rows = engine._policy.backbone._packed, [], []
+        for round in range(2):
+            sampling = [Sampling(6 + 5 * i, (1, 6), 1.0, seed=round) for i in range(4)]
+
+            async def go(sampling: list[Sampling] = sampling) -> list[list[Completion]]:
+                return await asyncio.gather(*[engine.sample(some_ids(9), 3, s) for s in sampling])
+
+            found += asyncio.run(go())
+            rows.append(packed.rows if packed else 0)
+            asyncio.run(engine.update(rows_of(conversations()), Objective(), plan, 2))
+            rows.append(packed.rows if packed else 0)
+        return found, rows
+
+    (fast, rows), (plain, none) = play(()), play(("packed_weights",))
+    assert min(rows[0], rows[2]) > 0 and rows[1] == rows[3] == 0
+    assert none == [0] * 4
+    for some, others in zip(fast, plain, strict=True):
+        for one, other in zip(some, others, strict=True):
+            assert one.ids == other.ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+# ---------------------------------------------------------------------- memory
 
 
 HELD = """

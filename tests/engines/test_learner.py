@@ -25,7 +25,7 @@ from inwit.engines.torch.learner import Learner, MicroBatch, micro_batches, scor
 from inwit.errors import InwitError
 from inwit.objectives import Objective, Weighting
 from inwit.rows import Behaviour, Row
-from tests.engines.models import FAMILIES, VOCABULARY, loaded, model_of
+from tests.engines.models import FAMILIES, VOCABULARY, gradients, loaded, model_of, stepping
 from tests.helpers import make_row, some_ids
 
 TEMPERATURE = 0.7
@@ -188,10 +188,6 @@ def plain_loss(
     return total
 
 
-def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
@@ -219,8 +215,9 @@ def test_gradients_are_the_plain_ones(family: str, budget: int) -> None:
     loss = plain_loss(plain, rows, objective)
     loss.backward()
     made, _ = learner(ours, budget)
-    stats = made.update(rows, objective, SMOOTH, 1, None)
-    assert_near(gradients(ours), gradients(plain), 1e-5)
+    with stepping(ours) as found:
+        stats = made.update(rows, objective, SMOOTH, 1, None)
+    assert_near(found, gradients(plain), 1e-5)
     assert max(float(g.abs().max()) for g in gradients(plain).values()) > 0.01
     assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
     norm = math.sqrt(sum(float(g.square().sum()) for g in gradients(plain).values()))
@@ -253,8 +250,9 @@ def test_every_objective_has_the_plain_gradient(
     rows = batch_of(start.model)
     plain_loss(start.model, rows, objective, reference=model_of("llama") if kl else None).backward()
     wanted = gradients(start.model)
-    stats = asyncio.run(engine.update(rows, objective, SMOOTH, 1))
-    assert_near(gradients(start.model), wanted, 1e-5)
+    with stepping(start.model) as found:
+        stats = asyncio.run(engine.update(rows, objective, SMOOTH, 1))
+    assert_near(found, wanted, 1e-5)
     assert (stats.kl > 1e-3) is (kl > 0)
     assert all("lora_" in name for name in wanted) is (lora is not None)
 
@@ -317,15 +315,17 @@ def test_logits_in_chunks_give_the_same_gradients(
     whole, parts = model_of("llama"), model_of("llama")
     rows, objective = batch_of(whole), Objective(temperature=TEMPERATURE)
     made, backbone = learner(whole)
-    made.update(rows, objective, SMOOTH, 1, None)
+    with stepping(whole) as wanted:
+        made.update(rows, objective, SMOOTH, 1, None)
     trained = sum(row.trained_tokens for row in rows if row.signal)
     assert backbone.scored == [trained]
     monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", held)
     made, backbone = learner(parts)
-    made.update(rows, objective, SMOOTH, 1, None)
+    with stepping(parts) as found:
+        made.update(rows, objective, SMOOTH, 1, None)
     assert max(backbone.scored) == max(1, held // VOCABULARY)
     assert sum(backbone.scored) == 2 * trained
-    assert_near(gradients(parts), gradients(whole), 1e-6)
+    assert_near(found, wanted, 1e-6)
     assert_near(weights_of(parts), weights_of(whole), 1e-6)
 
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 
 from inwit.engines.torch.choice import Head, plain_logprobs
 from inwit.engines.torch.packing import ATTENTION, Layout, Past, batches, pack, pad
+from inwit.engines.torch.products import PackedWeights, adding, doing
 from inwit.errors import InwitError
 from inwit.rows import Ids
 
@@ -34,7 +35,7 @@ class Backbone:
         model: the causal LM (for LoRA, the one the adapter was put into).
         active: a context entered at each pass, such as one that turns an adapter off.
         without: fast paths to leave out: `packing` and `sharing` (see `packing`), `in_place` (see
-            `choice`).
+            `choice`), `adding` and `packed_weights` (see `products`).
     """
 
     def __init__(
@@ -55,7 +56,10 @@ class Backbone:
         scale = float(getattr(self.config, "logit_scale", None) or 1.0)
         self._scale = scale / float(getattr(self.config, "logits_scaling", None) or 1.0)
         plain = "in_place" in without or self._scale != 1 or self._softcap
-        self._in_place = None if plain else _single_product(self._head)
+        adds = "adding" not in without
+        self._in_place = None if plain else _single_product(self._head, adds)
+        self._adding = adding(model) if adds else {}
+        self._packed = None if "packed_weights" in without else PackedWeights(model)
         self._share = "sharing" not in without
         self.packs = False
         self._check()
@@ -124,6 +128,19 @@ class Backbone:
             )
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def training(self) -> AbstractContextManager[None]:
+        """To be entered for forward and backward passes that make a gradient."""
+        return doing(self._adding)
+
+    def decoding(self, rows: int) -> AbstractContextManager[None]:
+        """To be entered for a pass of one token for each of `rows` sequences."""
+        return self._packed.of(rows) if self._packed else nullcontext()
+
+    def release(self) -> None:
+        """Forget what was made of the weights, for they are to change."""
+        if self._packed:
+            self._packed.clear()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., V], in fp32."""
@@ -221,8 +238,8 @@ class Backbone:
         return off < (1e-3 if own[0].dtype == torch.float32 else 5e-2)  # of the largest
 
 
-def _single_product(head: nn.Module) -> Head | None:
+def _single_product(head: nn.Module, adds: bool) -> Head | None:
     """A head that is one product of matrices and no more; None for any other."""
     if type(head) is nn.Linear and head.bias is None:
-        return Head(head.weight)
+        return Head(head.weight, adds)
     return None

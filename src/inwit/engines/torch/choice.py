@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inwit.engines.torch.products import add_product
+
 AT_ONCE = 1 << 19
 """Logits worked on together, about what a core's cache holds."""
 
@@ -31,10 +33,12 @@ class Head:
 
     Args:
         weight: [V, d].
+        adds: add the weight's gradient to its `grad`, instead of giving it to autograd to do so.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, adds: bool = False) -> None:
         self.weight = weight
+        self.adds = adds
         self._memory = weight.new_empty(0)
 
     def logprobs(
@@ -68,7 +72,7 @@ class _Head(torch.autograd.Function):
         total, entropy = _totals(logits)
         ctx.save_for_backward(states, weight, targets, total, logits)
         ctx.mark_non_differentiable(entropy)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.head = temperature, head
         return logits.gather(-1, targets[:, None])[:, 0] - total, entropy
 
     @staticmethod
@@ -86,8 +90,12 @@ class _Head(torch.autograd.Function):
             rows.sub_(of[:, None]).exp_().mul_(-scale[:, None])
         logits.scatter_add_(-1, targets[:, None], grad[:, None])
         by_states = logits @ weight if ctx.needs_input_grad[0] else None
-        # this way round: the other takes half as long again
-        by_weight = (states.t() @ logits).t() if ctx.needs_input_grad[1] else None
+        by_weight = None
+        if ctx.needs_input_grad[1]:
+            if ctx.head.adds:
+                add_product(ctx.head.weight, logits, states)
+            else:  # this way round: the other takes half as long again
+                by_weight = (states.t() @ logits).t()
         return by_states, by_weight, None, None, None
 
 

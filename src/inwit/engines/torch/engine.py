@@ -26,12 +26,22 @@ from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
-FastPath = Literal["packing", "sharing", "in_place", "blocked_draw", "retaining", "holding"]
+FastPath = Literal[
+    "packing",
+    "sharing",
+    "in_place",
+    "adding",
+    "blocked_draw",
+    "packed_weights",
+    "retaining",
+    "holding",
+]
 """`packing`: rows in one pass without padding. `sharing`: what rows have in common computed once.
-`in_place`: log-probs and their gradient without copies of the logits. `blocked_draw`: tokens of a
-large vocabulary drawn by blocks. `retaining`: prompts that go on from a finished sequence compute
-the rest. `holding`: freed memory is kept by the process. None of them changes a result beyond
-rounding."""
+`in_place`: log-probs and their gradient without copies of the logits. `adding`: weights' gradients
+added up by the products that make them. `blocked_draw`: tokens of a large vocabulary drawn by
+blocks. `packed_weights`: weights laid out by MKL for decoding. `retaining`: prompts that go on from
+a finished sequence compute the rest. `holding`: freed memory is kept by the process. None of them
+changes a result beyond rounding."""
 
 PASS_LEAST, PASS_MOST = 160 << 20, 2 << 30
 """Bytes that a training pass may take, about: as many as weights, gradients and the optimizer's

@@ -258,7 +258,8 @@ class Learner:
         for indices in micro_batches(self._backbone, some, self._tokens_at_once):
             batch = MicroBatch.of([some[i] for i in indices], self._backbone)
             scale = torch.tensor([scales[live[i]] for i in indices], device=batch.mask.device)
-            self._pass(batch, scale, objective, old, reference, tally)
+            with self._backbone.training():
+                self._pass(batch, scale, objective, old, reference, tally)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm))
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
@@ -267,6 +268,7 @@ class Learner:
                 "Lower the learning rate; the last checkpoint is untouched.",
             )
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # sampling has another use for the memory
         tally.norms.append(norm)
 
     def _pass(

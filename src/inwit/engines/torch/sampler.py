@@ -158,6 +158,7 @@ class Sampler:
     def release(self) -> None:
         """Give the caches' memory back, for the policy is to change; requests fill them anew."""
         if not self.busy:
+            self._backbone.release()
             self._cache = SlotCache()
             self._wanted.clear()
             if self._retained:
@@ -212,14 +213,16 @@ class Sampler:
         lengths = slots.length[: slots.n]
         width = int(lengths.max()) + 1
         self._cache.point(rows, lengths, width)
-        hidden = self._backbone.hidden(
-            slots.last[: slots.n, None],
-            lengths[:, None],
-            self._backbone.decode_mask(lengths, width),
-            self._cache.cache,
-        )
+        with self._backbone.decoding(slots.n):
+            hidden = self._backbone.hidden(
+                slots.last[: slots.n, None],
+                lengths[:, None],
+                self._backbone.decode_mask(lengths, width),
+                self._cache.cache,
+            )
+            logits = self._backbone.logits(hidden[:, 0])
         lengths += 1
-        return self._draw(self._backbone.logits(hidden[:, 0]), rows)
+        return self._draw(logits, rows)
 
     # ------------------------------------------------------------------ joining
 
