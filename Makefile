@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PEER := benchmarks/.venv-trl
 PEER_READY := $(PEER)/.ready
 
-.PHONY: help install demo demo-score study-score test test-slow lint study smollm2 bench bench-quick \
+.PHONY: help install demo demo-score study-score test test-slow test-tinker tinker-server lint study smollm2 bench bench-quick \
 	bench-scaling bench-where bench-peer clean
 
 help:            ## show this list
@@ -34,6 +34,12 @@ test: install    ## the fast tests
 
 test-slow: install   ## the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+tinker-server:   ## SkyRL's server of the Tinker protocol, in an environment of its own (Python 3.12)
+	sh scripts/tinker-server.sh install
+
+test-tinker: install tinker-server   ## the tests against that server
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m tinker -rs
 
 lint: install    ## format, lint and types
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

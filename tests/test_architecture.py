@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("playing",),
     ("methods", "evaluation", "report", "tracking"),
     ("recipe",),
-    ("casting", "runs", "alarms"),
+    ("casting", "runs", "alarms", "queries"),
     ("train", "evaluate", "compare", "console"),
     ("cli",),
     ("__main__",),

@@ -368,7 +368,9 @@ def test_every_epoch_asks_every_task_once(queries, model):
     steps = 40 // queries
     epochs = []
     for epoch in range(3):
-        asked = [t.id for s in range(epoch * steps, (epoch + 1) * steps) for t in made._tasks(s)]
+        asked = [
+            t.id for s in range(epoch * steps, (epoch + 1) * steps) for t in made.queries.of(s)
+        ]
         assert len(asked) == len(set(asked)) == 40
         epochs.append(asked)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -377,18 +379,18 @@ def test_every_epoch_asks_every_task_once(queries, model):
 def test_the_order_is_the_steps_own(model):
     """LESSONS 25: a run that begins in the middle asks what it would have asked anyway."""
     made, resumed = trainer(model), trainer(model)
-    order = [[t.id for t in made._tasks(step)] for step in range(25)]
+    order = [[t.id for t in made.queries.of(step)] for step in range(25)]
     for step in (13, 9, 24, 0):
-        assert [t.id for t in resumed._tasks(step)] == order[step]
+        assert [t.id for t in resumed.queries.of(step)] == order[step]
     other = trainer(model, "seed=1")
-    assert [t.id for t in other._tasks(0)] != order[0]
+    assert [t.id for t in other.queries.of(0)] != order[0]
 
 
 @pytest.mark.parametrize("queries", [7, 16])
 def test_an_epoch_may_end_within_a_step(queries, model):
     """Each task comes once in each epoch; one that two epochs put into one step is asked once."""
     made = trainer(model, f"train.queries={queries}")
-    steps = [[t.id for t in made._tasks(step)] for step in range(40)]
+    steps = [[t.id for t in made.queries.of(step)] for step in range(40)]
     asked = Counter(task for step in steps for task in step)
     assert all(len(set(step)) == len(step) for step in steps)
     assert sum(asked.values()) > 40 * queries * 0.95
@@ -402,8 +404,8 @@ def test_an_epoch_may_end_within_a_step(queries, model):
 
 def test_fewer_tasks_than_queries_are_asked_once_a_step(model):
     made = trainer(model, "env.train=3", "train.queries=16")
-    assert {t.id for t in made._tasks(0)} == {"train-0", "train-1", "train-2"}
-    assert len(made._tasks(0)) == 3
+    assert {t.id for t in made.queries.of(0)} == {"train-0", "train-1", "train-2"}
+    assert len(made.queries.of(0)) == 3
 
 
 # ---------------------------------------------------------------------- stops

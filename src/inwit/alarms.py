@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inwit.errors import InwitError
+from inwit.recipe import TrainSettings
+
 WINDOW = 5
 SILENCE = 0.25
 PARITY = 1e-4
@@ -107,3 +110,20 @@ def _parity(line: Line) -> str | None:
     if gap is None or gap <= PARITY:
         return None
     return f"sampler and learner differ by {gap:.2e} nats on a token; {PARITY:.0e} is the limit."
+
+
+def stop_at_limits(line: Mapping[str, Any], limits: TrainSettings) -> None:
+    """Raise InwitError at what must not go on: too many errors, too little left of the weights."""
+    errors = line["error_share"]
+    if errors is not None and errors > limits.max_error_share:
+        raise InwitError(
+            f"{errors:.0%} of the attempts of step {line['step']} could not be graded.",
+            "See `feedback` in episodes.jsonl; train.max_error_share sets the limit.",
+        )
+    effective = line["effective_share"]
+    if effective is not None and effective < limits.min_effective_share:
+        raise InwitError(
+            f"The re-conditioning weights of step {line['step']} leave an effective sample "
+            f"share of {effective:.2f}.",
+            "Lower method.w_max; train.min_effective_share sets the limit.",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,10 +12,11 @@ import httpx
 from pydantic import ValidationError
 
 from inwit import seeding
-from inwit.engines import Policy
+from inwit.engines import Engine, Policy
 from inwit.engines.openai import KEYS, ChatEndpoint, EndpointError, OpenAISettings
+from inwit.engines.tinker import TinkerSettings
 from inwit.engines.torch import TorchEngine, TorchPolicy, TorchSettings, load_model
-from inwit.engines.torch.loading import digest
+from inwit.engines.torch.loading import digest, load_tokenizer
 from inwit.envs import Split, Task
 from inwit.errors import InwitError
 from inwit.methods.base import ExternalCritic
@@ -39,7 +41,7 @@ class Cast:
     """
 
     recipe: Recipe
-    engine: TorchEngine | None
+    engine: Engine | None
     solver: Speaker
     critic: Speaker
     prompts: Mapping[str, Prompt]
@@ -63,21 +65,15 @@ class Cast:
         prompts = {name: load_prompt(name, folders) for name in conditions}
         for name, prompt in prompts.items():
             prompt.check(conditions[name])
-        engine: TorchEngine | None = None
+        engine: Engine | None = None
         needs = recipe.method.needs_reference
         solver: Speaker
         if isinstance(recipe.engine, OpenAISettings):
             endpoint = _endpoint(recipe.engine, recipe.model.path, recipe)
             solver, identity = Correspondent(endpoint), f"{recipe.engine.url} {endpoint.model}"
         else:
-            loaded = load_model(recipe.model.path, seed=recipe.seed, dtype=recipe.engine.dtype)
-            engine = TorchEngine(
-                loaded,
-                recipe.engine,
-                keep_reference=recipe.method.frozen_critic or (learns and needs),
-                seed=seeding.derive(recipe.seed, "lora"),
-            )
-            solver = Actor(engine, Renderer(loaded.tokenizer, recipe.model.template))
+            engine = _engine(recipe, recipe.method.frozen_critic or (learns and needs))
+            solver = Actor(engine, Renderer(engine.tokenizer, recipe.model.template))
             identity = engine.start
         other = critic or recipe.method.external_critic
         heard, named = _critic(recipe, other, engine, solver)
@@ -94,14 +90,16 @@ class Cast:
             for speaker in (self.solver, self.critic):
                 if isinstance(speaker, Correspondent):
                     await speaker.endpoint.aclose()
+            if self.engine is not None:
+                self.engine.close()
 
     @property
-    def learner(self) -> TorchEngine:
+    def learner(self) -> Engine:
         """The engine that trains. Raises InwitError where there is none."""
         if self.engine is None:
             raise InwitError(
                 "A model behind an endpoint shows neither tokens nor log-probs: it cannot learn.",
-                'Train a model of the torch engine: [engine] name = "torch".',
+                'Train a model of the torch engine, [engine] name = "torch", or of the tinker one.',
             )
         return self.engine
 
@@ -138,8 +136,26 @@ class Cast:
         )
 
 
+def _engine(recipe: Recipe, keep_reference: bool) -> Engine:
+    """The engine that the recipe names, with its model."""
+    settings, path = recipe.engine, recipe.model.path
+    seed = seeding.derive(recipe.seed, "lora")
+    if isinstance(settings, TinkerSettings):
+        if importlib.util.find_spec("tinker") is None:
+            raise InwitError(
+                "The tinker engine needs the package tinker.", "Run: pip install 'inwit[tinker]'"
+            )
+        from inwit.engines.tinker.engine import TinkerEngine
+
+        tokenizer, longest = load_tokenizer(path, seed=recipe.seed)
+        return TinkerEngine(settings, tokenizer, path, longest, seed)
+    assert isinstance(settings, TorchSettings)
+    loaded = load_model(path, seed=recipe.seed, dtype=settings.dtype)
+    return TorchEngine(loaded, settings, keep_reference=keep_reference, seed=seed)
+
+
 def _critic(
-    recipe: Recipe, external: ExternalCritic | None, engine: TorchEngine | None, solver: Speaker
+    recipe: Recipe, external: ExternalCritic | None, engine: Engine | None, solver: Speaker
 ) -> tuple[Speaker, str]:
     """Who criticises, and a name that tells this critic from others."""
     if external and external.url:

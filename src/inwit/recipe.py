@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inwit.engines import OptimizerSettings
 from inwit.engines.openai import OpenAISettings
+from inwit.engines.tinker import TinkerSettings
 from inwit.engines.torch import TorchSettings
 from inwit.envs import Env, EnvSettings, Split, env_class
 from inwit.errors import InwitError, nearest
@@ -70,8 +71,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainSettings,
     "eval": EvalSettings,
 }
-ENGINES: dict[str, type[BaseModel]] = {"torch": TorchSettings, "openai": OpenAISettings}
+EngineSettings = TorchSettings | TinkerSettings | OpenAISettings
+ENGINES: dict[str, type[BaseModel]] = {
+    "torch": TorchSettings,
+    "tinker": TinkerSettings,
+    "openai": OpenAISettings,
+}
 NAMED = ("env", "method")
+NAMES = (*NAMED, "engine")
 PLAIN = ("seed", "prompts", "tracking")
 TRUNCATIONS = ("top_p", "top_k", "min_p")
 
@@ -85,7 +92,7 @@ class Recipe:
     env: Env
     method: Method
     sampling: SamplingSettings
-    engine: TorchSettings | OpenAISettings
+    engine: EngineSettings
     protocol: Protocol
     optimizer: OptimizerSettings
     train: TrainSettings
@@ -211,6 +218,12 @@ def _check_sense(recipe: Recipe, where: str) -> None:
             "learning rate rounds to nothing.",
             "Add [engine.lora] (its adapters stay in float32), or use float32.",
         )
+    if isinstance(engine, TinkerSettings) and recipe.sampling.temperature != 1:
+        raise InwitError(
+            f"{where}: {recipe.method_name} is to sample at temperature "
+            f"{recipe.sampling.temperature:g}, and the Tinker protocol tells log-probs at 1 only.",
+            "Set sampling.temperature to 1, or use the torch engine.",
+        )
     if recipe.optimizer.minibatches > recipe.train.queries:
         raise InwitError(
             f"{where}: optimizer.minibatches is {recipe.optimizer.minibatches}, but a step has "
@@ -241,8 +254,8 @@ def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         if not (isinstance(value, Mapping) and isinstance(old, dict)):
             merged[key] = value
-        elif key in NAMED and value.get("name", old.get("name")) != old.get("name"):
-            merged[key] = value  # another env or method shares no settings with the one below
+        elif key in NAMES and value.get("name", old.get("name")) != old.get("name"):
+            merged[key] = value  # another of its kind shares no settings with the one below
         else:
             merged[key] = _overlay(old, value)
     return merged
@@ -274,7 +287,7 @@ def _named(data: Mapping[str, Any], section: str, where: str) -> tuple[str, dict
     return rest.pop("name"), rest
 
 
-def _engine(data: object, where: str) -> TorchSettings | OpenAISettings:
+def _engine(data: object, where: str) -> EngineSettings:
     name = data.get("name", "torch") if isinstance(data, Mapping) else "torch"
     if name not in ENGINES:
         raise InwitError(
@@ -282,7 +295,7 @@ def _engine(data: object, where: str) -> TorchSettings | OpenAISettings:
             nearest(str(name), ENGINES),
         )
     settings = settings_of(ENGINES[name], data, "engine", where)
-    assert isinstance(settings, (TorchSettings, OpenAISettings))
+    assert isinstance(settings, EngineSettings)
     return settings
 
 

@@ -41,6 +41,7 @@ class Counters:
     trained_tokens: int = 0
     cpu_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     wall_seconds: float = 0.0
+    recoveries: int = 0
     step0_parity: float | None = None
     worst_parity: float | None = None
     dropped: int = 0

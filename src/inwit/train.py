@@ -9,26 +9,29 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from inwit import seeding
-from inwit.alarms import WINDOW, alarms
+from inwit.alarms import WINDOW, alarms, stop_at_limits
 from inwit.casting import Cast
-from inwit.engines import UpdateStats
+from inwit.engines import EngineLost, UpdateStats
 from inwit.engines.torch import TorchSettings
-from inwit.envs import Split, Task
+from inwit.envs import Split
 from inwit.errors import InwitError
 from inwit.evaluation.running import ask_all, check
 from inwit.files import write_json
 from inwit.methods import Method, measures
+from inwit.queries import Queries
 from inwit.recipe import Recipe, load_recipe
 from inwit.rows import Episode, Ids, Row
 from inwit.runs import PHASES, Counters, RunFolder, episode_record, trained_with
 from inwit.tracking import Tracker, check_trackers, numbers, open_trackers
+
+RECOVERIES = 3
+"""Times in a row that the engine may be lost before a step is done that was not done before."""
 
 
 class Progress(Protocol):
@@ -52,6 +55,7 @@ class Trainer:
         self.train_tasks = recipe.env.tasks(Split.TRAIN)
         if len(self.train_tasks) == 0:
             raise InwitError("The environment has no training tasks.", "Check its settings.")
+        self.queries = Queries(self.train_tasks, recipe.train.queries, recipe.seed)
         self.held_out = {split: recipe.split(split) for split in (Split.DEV, Split.TEST)}
         asked = {Split.DEV: recipe.eval.every, Split.TEST: recipe.eval.test_at_tokens}
         for split, tasks in self.held_out.items():
@@ -69,23 +73,20 @@ class Trainer:
         settings = recipe.engine
         self.exact = isinstance(settings, TorchSettings) and settings.dtype == "float32"
         self._wall: dict[str, float] = {}  # of each phase, the last time
-        self._order: tuple[int, list[int]] = (-1, [])
         self._history: list[Mapping[str, Any]] = []
 
     # ------------------------------------------------------------------ the run
 
     async def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train to the end, from wherever the counters stand. Returns the summary."""
-        recipe, counters = self.recipe, self.counters
-        started = time.monotonic() - counters.wall_seconds
+        recipe = self.recipe
+        started = time.monotonic() - self.counters.wall_seconds
         trackers = open_trackers(recipe.tracking, folder.path, recipe.as_dict())
         try:
-            reason = await self._loop(folder, trackers, started)
+            reason = await self._to_the_end(folder, trackers, started)
         finally:
             for tracker in trackers:
                 tracker.close()
-        folder.checkpoint(counters.step, self._save, recipe.train.keep_checkpoints)
-        folder.publish("model", self.engine.export)
         summary = self._summary(reason)
         write_json(folder.path / "summary.json", summary)
         return summary
@@ -94,6 +95,30 @@ class Trainer:
     def method(self) -> Method:
         """The method at the stage that the run is in."""
         return self.recipe.method.stages[len(self.counters.stages) - 1]
+
+    async def _to_the_end(
+        self, folder: RunFolder, trackers: Sequence[Tracker], started: float
+    ) -> str:
+        """The loop and the model it leaves; where the engine is lost, from the last checkpoint."""
+        furthest, times, recoveries = -1, 0, 0
+        while True:
+            try:
+                if times:
+                    await self.engine.recover()
+                    self.resume(folder)
+                    self.counters.recoveries = recoveries
+                reason = await self._loop(folder, trackers, started)
+                keep = self.recipe.train.keep_checkpoints
+                folder.checkpoint(self.counters.step, self._save, keep)
+                folder.publish("model", self.engine.export)
+                return reason
+            except EngineLost as error:
+                times = times + 1 if self.counters.step <= furthest else 1
+                furthest = max(furthest, self.counters.step)
+                recoveries = self.counters.recoveries + 1
+                if times > RECOVERIES:
+                    raise
+                self.progress.alarm("engine", f"{error.what} On from the last checkpoint.")
 
     async def _loop(self, folder: RunFolder, trackers: Sequence[Tracker], started: float) -> str:
         """Step, evaluate, checkpoint, until there is a reason to stop."""
@@ -136,7 +161,7 @@ class Trainer:
         before = dict(counters.cpu_seconds)
         stage = self.cast.stage("train", counters.step)
         with self._clock("sample"):
-            episodes = await method.collect(self._tasks(counters.step), stage)
+            episodes = await method.collect(self.queries.of(counters.step), stage)
         with self._clock("credit"):
             rows = method.credit(episodes)
         with self._clock("train"):
@@ -155,7 +180,7 @@ class Trainer:
         self.progress.step(counters.step, recipe.train.steps, line)
         for kind, message in raised.items():
             self.progress.alarm(kind, message)
-        self._check(line)
+        stop_at_limits(line, recipe.train)
 
     def _measure(
         self,
@@ -222,23 +247,6 @@ class Trainer:
         if len(self._history) > 2 * WINDOW:
             del self._history[WINDOW]
 
-    def _check(self, line: Mapping[str, Any]) -> None:
-        """Stop at what must not go on."""
-        limits = self.recipe.train
-        errors = line["error_share"]
-        if errors is not None and errors > limits.max_error_share:
-            raise InwitError(
-                f"{errors:.0%} of the attempts of step {line['step']} could not be graded.",
-                "See `feedback` in episodes.jsonl; train.max_error_share sets the limit.",
-            )
-        effective = line["effective_share"]
-        if effective is not None and effective < limits.min_effective_share:
-            raise InwitError(
-                f"The re-conditioning weights of step {line['step']} leave an effective sample "
-                f"share of {effective:.2f}.",
-                "Lower method.w_max; train.min_effective_share sets the limit.",
-            )
-
     def _stop_reason(self) -> str | None:
         train, counters = self.recipe.train, self.counters
         if counters.step >= train.steps:
@@ -249,23 +257,6 @@ class Trainer:
         if counters.target and all(str(mark) in counters.test for mark in marks):
             return "stop_at"
         return None
-
-    def _tasks(self, step: int) -> list[Task]:
-        """The step's queries: a fresh shuffle of the training tasks each time through.
-
-        A task that two times through put into one step is asked once: its samples would be equal.
-        """
-        n, size = self.recipe.train.queries, len(self.train_tasks)
-        chosen: dict[int, Task] = {}
-        for position in range(step * n, (step + 1) * n):
-            epoch, place = divmod(position, size)
-            if self._order[0] != epoch:
-                order = list(range(size))
-                seeding.rng(self.recipe.seed, "order", epoch).shuffle(order)
-                self._order = (epoch, order)
-            index = self._order[1][place]
-            chosen[index] = self.train_tasks[index]
-        return list(chosen.values())
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
@@ -330,6 +321,7 @@ class Trainer:
     def resume(self, folder: RunFolder) -> None:
         """Take up a run where its newest whole checkpoint left it."""
         found = folder.checkpoints()
+        self.counters = Counters()
         if found:
             self.engine.load(found[-1], self.recipe.optimizer)
             try:
@@ -365,7 +357,7 @@ def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:
     RunFolder.check_free(out)
     trainer = Trainer(recipe, progress)
     folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
-    with folder.locked():
+    with folder.locked(), closing(trainer.engine):
         return asyncio.run(trainer.run(folder))
 
 
@@ -395,5 +387,6 @@ def resume(out: Path, progress: Progress) -> dict[str, Any]:
         raise InwitError(f"The run '{out}' is finished.", "Start another one with a new --out.")
     with folder.locked():
         trainer = Trainer(load_recipe(out / "recipe.toml"), progress)
-        trainer.resume(folder)
-        return asyncio.run(trainer.run(folder))
+        with closing(trainer.engine):
+            trainer.resume(folder)
+            return asyncio.run(trainer.run(folder))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from inwit.errors import InwitError
 from inwit.objectives import Objective
 from inwit.rows import Completion, Floats, Ids, Row
 
@@ -71,6 +72,10 @@ class UpdateStats:
             sampled by this policy under the prompt they are trained under, before the update;
             None where there are none.
         effective_share: effective sample size over the number of re-conditioned tokens.
+        grad_norm: before it is scaled down, mean over the optimizer's steps; None where there were
+            none, or the engine is not told.
+        entropy: mean over trained tokens, in nats; an engine that sees only the log-probs of the
+            tokens themselves takes minus these, which estimates it for what the policy sampled.
         tokens: of the rows that were trained, prompts included, each time they were trained; what
             rows have in common is counted for each, though it may be computed once.
         rows, rows_trained: rows given, and those that had any advantage.
@@ -78,7 +83,7 @@ class UpdateStats:
     """
 
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     lr: float
     entropy: float
     clip_share: float
@@ -98,6 +103,10 @@ class UpdateStats:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "weights"}
 
 
+class EngineLost(InwitError):
+    """The engine's state is gone, or nobody can tell what it is: go back to a checkpoint."""
+
+
 class Policy(Protocol):
     """Something that can be sampled from and asked for log-probs."""
 
@@ -111,7 +120,22 @@ class Policy(Protocol):
 
 
 class Engine(Policy, Protocol):
-    """A policy that learns. One contract test suite runs against every implementation."""
+    """A policy that learns. One contract test suite runs against every implementation.
+
+    Whatever is asked of an engine that works elsewhere may raise EngineLost.
+
+    Attributes:
+        tokenizer: the model's, of transformers' kind.
+        start: what tells the policy at the start from others.
+    """
+
+    tokenizer: Any
+    start: str
+
+    @property
+    def longest(self) -> int:
+        """The most positions, prompt and completion together, that the model was made for."""
+        ...
 
     async def update(
         self,
@@ -134,8 +158,16 @@ class Engine(Policy, Protocol):
         """Everything that training goes on from, into an existing empty folder."""
         ...
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, optimizer: OptimizerSettings | None = None) -> None:
         """Go on from what `save` wrote. Raises InwitError on a broken or foreign checkpoint."""
+        ...
+
+    async def recover(self) -> None:
+        """After EngineLost: be the policy as it was at the start again, for `load` to follow."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere."""
         ...
 
     def export(self, folder: Path) -> None:

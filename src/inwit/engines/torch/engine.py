@@ -303,6 +303,12 @@ class TorchEngine:
             raise _broken(folder, "the run began from other weights than the recipe now names")
         return state
 
+    async def recover(self) -> None:
+        raise RuntimeError("nothing of an engine in this process is lost while it runs")
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
+
     def export(self, folder: Path) -> None:
         model = self._policy.backbone.model
         if self._peft is not None:

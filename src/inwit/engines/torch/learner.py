@@ -10,50 +10,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from inwit.engines.base import OptimizerSettings, UpdateStats
+from inwit.engines.batch import Batch, Tally, minibatches
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.packing import Layout, padded
+from inwit.engines.torch.packing import Layout
 from inwit.errors import InwitError
 from inwit.objectives import (
     Objective,
-    effective_sample_share,
     loss_of,
     reconditioning_weights,
     row_scales,
     token_terms,
 )
-from inwit.rows import Behaviour, Floats, Ids, Row
+from inwit.rows import Floats, Ids, Row
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits held at once: chunks beyond it are computed again for the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """B rows in one pass, and everything per completion token padded to [B, T].
+class MicroBatch(Batch):
+    """B rows in one pass.
 
     `where` [N] holds the places in `layout` of the states that predict the N trained tokens
-    `targets` [N], which are the True entries of `mask` in row-major order. `reconditioned` and
-    `on_policy` are [B, 1].
+    `targets` [N], which are the True entries of `mask` in row-major order.
     """
 
-    rows: tuple[Row, ...]
     layout: Layout
     where: Tensor
-    mask: Tensor
     targets: Tensor
-    sampled: Tensor
-    advantages: Tensor
-    weights: Tensor
-    reconditioned: Tensor
-    on_policy: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Row], backbone: Backbone) -> MicroBatch:
@@ -65,19 +56,11 @@ class MicroBatch:
             before = len(places) - len(row.completion_ids)  # a state predicts the token behind it
             where += (p for p, m in zip(places[before:], row.mask, strict=True) if m)
             targets += (t for t, m in zip(row.completion_ids, row.mask, strict=True) if m)
-        again = [row.reconditioned for row in rows]
-        own = [not r.reconditioned and r.behaviour is Behaviour.POLICY for r in rows]
         return cls(
-            rows=tuple(rows),
+            **cls.columns(rows, device),
             layout=layout,
             where=torch.tensor(where, dtype=torch.long, device=device),
-            mask=padded([row.mask for row in rows], device, torch.bool),
             targets=torch.tensor(targets, dtype=torch.long, device=device),
-            sampled=padded([row.logprobs for row in rows], device, torch.float32),
-            advantages=padded([row.advantages for row in rows], device, torch.float32),
-            weights=padded([row.weights for row in rows], device, torch.float32),
-            reconditioned=torch.tensor(again, device=device)[:, None],
-            on_policy=torch.tensor(own, device=device)[:, None],
         )
 
 
@@ -124,54 +107,6 @@ def score(backbone: Backbone, rows: Sequence[Row], temperature: float, budget: i
         for i, values in zip(indices, logp.tolist(), strict=True):
             found[i] = tuple(values[: len(rows[i].completion_ids)])
     return [found[i] for i in range(len(rows))]
-
-
-@dataclass(slots=True)
-class Tally:
-    """Sums over the trained tokens of an update, from which its statistics are made."""
-
-    loss: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    kl: float = 0.0
-    trained: int = 0
-    read: int = 0
-    parity: float | None = None
-    weights: list[Tensor] = field(default_factory=list)
-    row_weights: dict[int, Floats] = field(default_factory=dict)
-    norms: list[float] = field(default_factory=list)
-
-    def stats(
-        self, rate: float, cap: float | None, rows: Sequence[Row], live: int, passes: int
-    ) -> UpdateStats:
-        n = max(self.trained, 1)
-        weights = torch.cat(self.weights) if self.weights else torch.zeros(0)
-        some = weights.numel() > 0
-        return UpdateStats(
-            loss=self.loss / max(passes, 1),
-            grad_norm=sum(self.norms) / max(len(self.norms), 1),
-            lr=rate,
-            entropy=self.entropy / n,
-            clip_share=self.clipped / n,
-            kl=self.kl / n,
-            parity=self.parity,
-            weight_mean=float(weights.mean()) if some else None,
-            weight_truncated=(
-                (float((weights >= cap).float().mean()) if cap is not None else 0.0)
-                if some
-                else None
-            ),
-            effective_share=effective_sample_share(weights) if some else None,
-            tokens=self.read,
-            rows=len(rows),
-            rows_trained=live,
-            optimizer_steps=len(self.norms),
-            weights={
-                k: self.row_weights[id(row)]
-                for k, row in enumerate(rows)
-                if id(row) in self.row_weights
-            },
-        )
 
 
 class Learner:
@@ -222,7 +157,8 @@ class Learner:
         once = settings.epochs == settings.minibatches == 1
         old = None if once else self._score(live, objective)
         for epoch in range(settings.epochs):
-            for part in self._minibatches(rows, settings.minibatches, epoch):
+            seed = f"{self.updates}/{epoch}"
+            for part in minibatches(rows, settings.minibatches, seed):
                 self._step(part, objective, settings, old, reference, tally)
         self.updates += 1
         passes = settings.epochs * settings.minibatches
@@ -231,13 +167,6 @@ class Learner:
     def _score(self, rows: Sequence[Row], objective: Objective) -> dict[int, Floats]:
         scores = score(self._backbone, rows, objective.temperature, self._tokens_at_once)
         return {id(row): logp for row, logp in zip(rows, scores, strict=True)}
-
-    def _minibatches(self, rows: Sequence[Row], n: int, epoch: int) -> list[list[Row]]:
-        if n == 1:
-            return [list(rows)]
-        order = list(range(len(rows)))
-        Random(f"{self.updates}/{epoch}").shuffle(order)
-        return [[rows[i] for i in sorted(order[k::n])] for k in range(n)]
 
     def _step(
         self,
@@ -270,6 +199,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # sampling has another use for the memory
         tally.norms.append(norm)
+        tally.steps += 1
 
     def _pass(
         self,
@@ -282,7 +212,7 @@ class Learner:
     ) -> None:
         """Forward and backward over one micro-batch, adding to the gradient and to the tally."""
         logp, entropy = token_logprobs(self._backbone, batch, objective.temperature)
-        old = logp.detach() if old_scores is None else _padded(old_scores, batch)
+        old = logp.detach() if old_scores is None else batch.per_token(old_scores)
         ratio = reconditioning_weights(old, batch.sampled, batch.mask, objective.weighting)
         ratio = torch.where(batch.reconditioned, ratio, 1.0)
         anchor = None
@@ -294,24 +224,4 @@ class Learner:
         )
         loss = loss_of(terms, scale, objective.kl)
         loss.backward()  # type: ignore[no-untyped-call]
-        tally.loss += float(loss.detach())
-        tally.entropy += float(entropy.sum())
-        tally.clipped += float(terms.clipped.detach().sum())
-        tally.kl += float(terms.kl.detach().sum())
-        tally.trained += int(batch.mask.sum())
-        tally.read += sum(row.length for row in batch.rows)
-        if bool((again := batch.reconditioned & batch.mask).any()):
-            tally.weights.append(ratio[again].cpu())
-            for row, weights in zip(batch.rows, ratio.tolist(), strict=True):
-                if row.reconditioned:
-                    tally.row_weights[id(row)] = tuple(weights[: len(row.completion_ids)])
-        if bool((own := batch.on_policy & batch.mask).any()):
-            gap = float((old - batch.sampled)[own].abs().max())
-            tally.parity = max(gap, tally.parity or 0.0)
-
-
-def _padded(scores: dict[int, Floats], batch: MicroBatch) -> Tensor:
-    out = torch.zeros(batch.mask.shape)
-    for b, row in enumerate(batch.rows):
-        out[b, : len(row.completion_ids)] = torch.tensor(scores[id(row)])
-    return out.to(batch.mask.device)
+        tally.add(batch, terms, float(loss.detach()), float(entropy.sum()), old, ratio)

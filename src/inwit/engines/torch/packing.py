@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from inwit.engines.batch import padded
 from inwit.rows import Ids
 
 ATTENTION = "inwit"
@@ -228,15 +229,6 @@ def _span(group: Sequence[Stretch], begin: int, device: torch.device) -> Spans:
         keys=padded([path for _, path in group], device),
         known=torch.tensor(known, device=device) if known[0] else None,
     )
-
-
-def padded(
-    lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.long
-) -> Tensor:
-    """[S, longest], filled up with 0: among places, one whose results nobody looks at."""
-    width = max(map(len, lists))
-    lines = [[*x, *[0] * (width - len(x))] for x in lists]
-    return torch.tensor(lines, dtype=dtype, device=device)
 
 
 def _order(

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from inwit.engines.base import Sampling
+from inwit.engines.batch import padded
 from inwit.engines.torch.backbone import Backbone
 from inwit.engines.torch.cache import SlotCache, rounded
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
-from inwit.engines.torch.packing import padded
 from inwit.engines.torch.retaining import Retained
 from inwit.errors import InwitError
 from inwit.rows import Completion, Ids, Stop
