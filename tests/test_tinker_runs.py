@@ -20,7 +20,13 @@ from tests.engines.tinker_server import RANK, Server, missing, serving
 
 pytestmark = pytest.mark.tinker
 
-QUICK = ("train.steps=5", "eval.every=0", "eval.test_at_tokens=[]", "train.checkpoint_every=2")
+QUICK = (
+    "train.steps=5",
+    "eval.every=3",
+    "eval.tasks=8",
+    "eval.test_at_tokens=[]",
+    "train.checkpoint_every=2",
+)
 
 
 @pytest.fixture(scope="module")

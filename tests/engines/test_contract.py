@@ -603,7 +603,7 @@ def test_the_kl_term_holds_the_policy_back(some_engine: Make) -> None:
         made = some_engine(keep_reference=True)
         rows = play(made, seed=1)
         for _ in range(4):
-            update(made, rows, SMOOTH.model_copy(update={"lr": 0.03}), Objective(kl=kl))
+            update(made, rows, OptimizerSettings(lr=0.005), Objective(kl=kl))
         far.append(mean_kl(made, rows))
     assert 0 < far[1] < 0.8 * far[0]
 
