@@ -47,6 +47,9 @@ case ${1:-} in
     mkdir -p "${TINKER_DATA:=$place/data}"
     cd "$TINKER_DATA"
     export PATH="$place/bin:$PATH" VIRTUAL_ENV="$place"
+    # compiled once for each shape, and kept
+    export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$place/compiled}"
+    export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
     # it starts its engine the way it was started itself, so by uv
     exec uv run --active --no-project -- python -m skyrl.tinker.api \
       --base-model "$model" --backend jax --backend-config "${TINKER_BACKEND:-$small}" \

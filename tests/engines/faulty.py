@@ -1,110 +1,128 @@
-"""A line to a real server on which things go wrong as told."""
+"""An HTTP server on loopback that answers as it is told to, faults of all kinds included."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import json
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-import httpx
-
-from tests.engines.tinker_server import free_port
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What happens to one request.
+class Answer:
+    """What goes out over the wire.
 
     Attributes:
-        status: answered so, and not passed on.
-        lost: passed on, and the answer lost: the connection ends instead.
-        cut: not passed on, and the connection ends.
-        late: seconds that the answer takes more.
+        delay: seconds before the first byte of the body; the headers come at once.
+        cut: bytes at the end of the body that are announced, and never sent.
     """
 
-    status: int | None = None
-    lost: bool = False
-    cut: bool = False
-    late: float = 0.0
+    status: int = 200
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+    cut: int = 0
 
 
-Plan = Callable[[str, int], Fault | None]
-"""(last part of the path, how many of these came so far, from 1) -> what goes wrong."""
+def completion(text: Any = "ok", reason: str | None = "stop", usage: Any = (5, 3)) -> Answer:
+    """A well-formed answer; `usage` is (prompt, completion) tokens, or whatever stands there."""
+    if isinstance(usage, tuple):
+        usage = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": reason}
+    return Answer(body=json.dumps({"choices": [choice], "usage": usage}))
 
 
-class Line:
-    """Passes requests on to a server, except for what the plan says."""
+Script = Callable[[int, dict[str, Any]], Answer]
+"""(number of the request, its body) -> its answer"""
 
-    def __init__(self, server: str, plan: Plan) -> None:
-        self.server, self.plan = server, plan
-        self.port = free_port()
-        self.seen: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+class Faulty:
+    """Answers by a script, and keeps what it was asked, when, and over how many connections."""
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                first, *others = head.decode("latin-1").split("\r\n")
-                method, path, _ = first.split(" ", 2)
-                headers = dict(line.split(": ", 1) for line in others if ": " in line)
-                length = int({k.lower(): v for k, v in headers.items()}.get("content-length", 0))
-                body = await reader.readexactly(length)
-                answer = await self._answer(method, path, headers, body)
-                if answer is None:
-                    break
-                writer.write(answer)
-                await writer.drain()
-        writer.close()
+    def __init__(self, script: Script) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        self.times: list[float] = []
+        self.callers: set[int] = set()
+        self.most = self._under_way = 0
+        self._script, self._lock = script, threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
-    async def _answer(
-        self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> bytes | None:
-        name = path.partition("?")[0].rpartition("/")[2]
-        self.seen[name] += 1
-        fault = self.plan(name, self.seen[name]) or Fault()
-        if fault.cut:
-            return None
-        if fault.status is not None:
-            text = b'{"detail": "told to fail"}'
-            return _packed(fault.status, "application/json", text)
-        skipped = ("host", "content-length", "connection", "accept-encoding")
-        kept = {k: v for k, v in headers.items() if k.lower() not in skipped}
-        async with httpx.AsyncClient(timeout=300) as client:
-            try:
-                reply = await client.request(method, self.server + path, headers=kept, content=body)
-            except httpx.HTTPError:
-                return None  # as the server does, that is away
-        self.passed[name] += 1
-        await asyncio.sleep(fault.late)
-        if fault.lost:
-            return None
-        kind = reply.headers.get("content-type", "application/json")
-        extra = f"location: {reply.headers['location']}\r\n" if reply.is_redirect else ""
-        return _packed(reply.status_code, kind, reply.content, extra)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Line]:
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        starting = asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
-        server = asyncio.run_coroutine_threadsafe(starting, loop).result()
+    def answer(self, request: BaseHTTPRequestHandler) -> Answer:
+        length = int(request.headers.get("Content-Length", 0))
+        body = json.loads(request.rfile.read(length)) if length else {}
+        with self._lock:
+            number = len(self.asked)
+            self.asked.append(body)
+            self.paths.append(request.path)
+            self.keys.append(request.headers.get("Authorization"))
+            self.times.append(time.monotonic())
+            self.callers.add(request.client_address[1])
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
         try:
-            yield self
+            return self._script(number, body)
         finally:
-            loop.call_soon_threadsafe(server.close)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+            with self._lock:
+                self._under_way -= 1
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
-def _packed(status: int, kind: str, body: bytes, extra: str = "") -> bytes:
-    head = f"HTTP/1.1 {status} Told\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
-    return (head + extra + "\r\n").encode("latin-1") + body
+def _handler(faulty: Faulty) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay open
+        wbufsize = -1
+
+        def do_POST(self) -> None:
+            answer = faulty.answer(self)
+            body = answer.body.encode()
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if answer.delay:
+                self.wfile.flush()
+                time.sleep(answer.delay)
+            self.wfile.write(body[: len(body) - answer.cut])
+            self.close_connection = answer.cut > 0
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def finish(self) -> None:
+            try:
+                super().finish()
+            except OSError:  # whoever asked has gone
+                self.rfile.close()
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except OSError:
+                self.close_connection = True
+
+    return Handler
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[Faulty]:
+    """A server that is gone afterwards."""
+    faulty = Faulty(script)
+    try:
+        yield faulty
+    finally:
+        faulty.close()

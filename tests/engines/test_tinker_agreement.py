@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from safetensors.torch import load_file
 
 from inwit.engines import OptimizerSettings, Sampling
 from inwit.engines.tinker.adapter import fetch
+from inwit.engines.tinker.connection import Connection
+from inwit.engines.tinker.datums import datum
 from inwit.engines.tinker.engine import TinkerEngine
 from inwit.engines.torch import LoraSettings, TorchEngine, TorchSettings, load_model
 from inwit.engines.torch.learner import Learner
 from inwit.objectives import Objective
 from inwit.rows import Behaviour, Floats, Row
 from tests.engines.tinker_server import RANK, engine_at, serving, tiny_model
-from tests.helpers import row_of, some_ids
+from tests.helpers import make_row, row_of, some_ids
 
 pytestmark = pytest.mark.tinker
 
@@ -29,8 +32,11 @@ ALPHA = 32
 STEP = OptimizerSettings(lr=0.02, eps=1e-3, betas=(0.9, 0.95), weight_decay=0.01, max_grad_norm=1e6)
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Iterator[tuple[TinkerEngine, TorchEngine]]:
+ROWS = [make_row(some_ids(7, seed=s), prompt=some_ids(4, seed=s)) for s in range(5)]
+
+
+@contextmanager
+def pair(tmp_path: Path) -> Iterator[tuple[TinkerEngine, TorchEngine]]:
     """Two engines with one adapter, fetched from the server."""
     remote = engine_at(serving(tiny_model()).url, tiny_model())
     fetch(remote.connection, str(tiny_model()), tmp_path, merged=False)
@@ -48,8 +54,16 @@ def both(tmp_path: Path) -> Iterator[tuple[TinkerEngine, TorchEngine]]:
         for name, value in named.items():
             own[name].copy_(value)
     tie(local)
-    yield remote, local
-    remote.close()
+    try:
+        yield remote, local
+    finally:
+        remote.close()
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[tuple[TinkerEngine, TorchEngine]]:
+    with pair(tmp_path) as engines:
+        yield engines
 
 
 def tie(local: TorchEngine) -> None:
@@ -170,3 +184,20 @@ def test_several_steps_a_batch_agree(both: tuple[TinkerEngine, TorchEngine]) -> 
         assert one.clip_share > 0
         after, wanted = (asyncio.run(each.logprobs(probe)) for each in both)
         assert gap(after, wanted) < 0.02 * gap(wanted, before)
+
+
+@pytest.mark.parametrize("tidy", [True, False])
+def test_gradients_that_were_left_behind_are_not_taken(
+    tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter went away between its gradient and its step; the next one has its place."""
+    gone = engine_at(serving(tiny_model()).url, tiny_model())
+    data = [datum(row, logprobs=row.logprobs, advantages=(9.0,) * len(row.mask)) for row in ROWS]
+    gone.connection.now(gone.connection.training.forward_backward(data, "importance_sampling"))
+    gone.close()
+    if not tidy:
+        monkeypatch.setattr(Connection, "_tidy", lambda self: setattr(self, "means", True))
+    with pair(tmp_path) as (remote, local):
+        rows = rows_from(remote, 2)
+        one, two = (asyncio.run(e.update(rows, Objective(), STEP, 9)) for e in (remote, local))
+        assert near(one.grad_norm, two.grad_norm) is tidy

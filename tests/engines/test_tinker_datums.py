@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from inwit.engines.batch import Batch
 from inwit.engines.tinker import TinkerSettings
 from inwit.engines.tinker.connection import Connection, grad_norm, never_begun
-from inwit.engines.tinker.datums import Reduction, datum, logprobs_of, needs_scoring, old_logprobs
-from inwit.engines.tinker.engine import _gradient
+from inwit.engines.tinker.datums import Reduction, Work, datum, logprobs_of, needs_scoring
 from inwit.errors import InwitError
 from inwit.objectives import Objective, loss_of, token_terms
 from inwit.rows import Behaviour
@@ -71,9 +70,6 @@ def test_only_rows_of_another_context_need_scoring() -> None:
     assert needs_scoring(dataclasses.replace(ROW, behaviour=Behaviour.DEMONSTRATION))
     again = dataclasses.replace(ROW, sampled_context="another")
     assert again.reconditioned and needs_scoring(again)
-    batch = Batch(**Batch.columns([ROW, again]))
-    old = old_logprobs(batch, {id(again): (-5.0, 0.0, -6.0)})
-    assert old.tolist() == [[-1, -2, -3], [-5, 0, -6]]
 
 
 @pytest.mark.parametrize("objective", [Objective(), Objective("gspo"), Objective(kl=0.3)])
@@ -84,8 +80,10 @@ def test_the_gradient_handed_over_is_the_losss(objective: Objective) -> None:
     shape = batch.mask.shape
     generator = torch.Generator().manual_seed(0)
     now, old, anchor = (-torch.rand(shape, generator=generator) for _ in range(3))
-    scales, ratio = torch.tensor([0.2, 0.7]), torch.ones(shape)
-    credit = _gradient(objective, batch, now, old, ratio, scales, anchor)
+    scales = torch.tensor([0.2, 0.7])
+    work = Work.of(batch, objective, scales, old, now, anchor)
+    assert (work.loss, work.sampled is now) == ("importance_sampling", True)
+    credit = work.credit
 
     def loss(logp: torch.Tensor) -> float:
         terms = token_terms(

@@ -167,18 +167,16 @@ class Connection:
             )
 
     def _tidy(self) -> None:
-        """Take a step of an adapter that is thrown away, with what others left in its place.
+        """Take steps of an adapter that is thrown away, the first with what others left there.
 
         SkyRL's server on JAX keeps the gradients of an adapter that went away before its step, for
         the next one in its place. The steps also show how the server adds up losses: two equal
         datums double a sum, and leave a mean as it is.
         """
         adapter = self._new_adapter()
-        self.now(adapter.optim_step(tinker.AdamParams(learning_rate=0.0)))
-        norms = [self._norm_of(adapter, copies) for copies in (1, 2)]
+        _, one, two = [self._norm_of(adapter, copies) for copies in (1, 1, 2)]
         self._unload(adapter, self.settings.patience)
-        one, two = norms
-        self.means = bool(one) and two is not None and two < 1.5 * (one or 0.0)
+        self.means = one is not None and two is not None and two < 1.5 * one
 
     def _norm_of(self, adapter: tinker.TrainingClient, copies: int) -> float | None:
         """Of the gradient of so many equal datums, where the server tells."""

@@ -7,16 +7,16 @@ prompt's last token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tinker
 import torch
 from torch import Tensor
 
 from inwit.engines.batch import Batch
-from inwit.objectives import Objective, reconditioning_weights
+from inwit.objectives import Objective, loss_of, reconditioning_weights, token_terms
 from inwit.rows import Floats, Row
 
 
@@ -66,19 +66,97 @@ def needs_scoring(row: Row) -> bool:
     return not bool(Batch.columns([row])["on_policy"])
 
 
-def old_logprobs(batch: Batch, scored: dict[int, Floats]) -> Tensor:
-    """[B, T], before the update: as scored, or as sampled where sampler and learner agree."""
-    return batch.per_token({id(row): scored.get(id(row), row.logprobs) for row in batch.rows})
+Loss = Literal["ppo", "importance_sampling", "cross_entropy"]
+"""Losses that the protocol has."""
+
+NAMES: Mapping[str, Loss] = {
+    "clip": "ppo",
+    "importance": "importance_sampling",
+    "cross_entropy": "cross_entropy",
+}
 
 
-def ratios(batch: Batch, old: Tensor, objective: Objective) -> Tensor:
-    """The re-conditioning weights w_t, [B, T]; 1 for rows trained under their own prompt."""
-    found = reconditioning_weights(old, batch.sampled, batch.mask, objective.weighting)
-    return torch.where(batch.reconditioned, found, 1.0)
+def hands_over(objective: Objective, reduction: Reduction) -> bool:
+    """Whether a loss is worked out here and its gradient handed over.
+
+    So are those that the protocol lacks; and a cross entropy, where the server divides it by its
+    weights, which are to say what a token counts.
+    """
+    if objective.kl or objective.loss not in NAMES:
+        return True
+    return objective.loss == "cross_entropy" and reduction.means
 
 
-def values(tensor: Tensor, rows: Sequence[Row]) -> list[list[float]]:
-    """[B, T] as a list for each row, of its completion's length."""
-    return [
-        found[: len(row.completion_ids)] for found, row in zip(tensor.tolist(), rows, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a server is to do about a batch, as tensors [B, T].
+
+    Attributes:
+        sampled: the log-probs that ratios are taken to.
+        credit: what each token's log-prob is to gain: advantage, weights and mean folded into one.
+        old: log-probs before the update.
+        ratio: the re-conditioning weights; 1 for rows trained under their own prompt.
+    """
+
+    batch: Batch
+    loss: Loss
+    sampled: Tensor
+    credit: Tensor
+    old: Tensor
+    ratio: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        objective: Objective,
+        scales: Tensor,
+        old: Tensor,
+        now: Tensor | None = None,
+        anchor: Tensor | None = None,
+    ) -> Work:
+        """
+        Args:
+            scales: [B], what a trained token of each row counts.
+            now: [B, T], this moment's log-probs, where the gradient at them is to be handed over.
+            anchor: [B, T], the reference's, for a KL term.
+        """
+        ratio = reconditioning_weights(old, batch.sampled, batch.mask, objective.weighting)
+        ratio = torch.where(batch.reconditioned, ratio, 1.0)
+        if now is not None:
+            credit = -_gradient(objective, batch, now, old, ratio, scales, anchor)
+            return cls(batch, "importance_sampling", now, credit, old, ratio)
+        folded = batch.advantages * batch.weights * ratio * scales[:, None]
+        credit = torch.where(batch.mask, folded, 0.0)
+        return cls(batch, NAMES[objective.loss], old, credit, old, ratio)
+
+    def datums(self, reduction: Reduction) -> list[tinker.Datum]:
+        found = []
+        rows = self.batch.rows
+        for row, sampled, credit in zip(
+            rows, self.sampled.tolist(), self.credit.tolist(), strict=True
+        ):
+            n, undone = len(row.completion_ids), reduction.undone(row, len(rows))
+            worth = [undone * c for c in credit[:n]]
+            if self.loss == "cross_entropy":
+                found.append(datum(row, weights=worth))
+            else:
+                found.append(datum(row, logprobs=sampled[:n], advantages=worth))
+        return found
+
+
+def _gradient(
+    objective: Objective,
+    batch: Batch,
+    now: Tensor,
+    old: Tensor,
+    ratio: Tensor,
+    scales: Tensor,
+    anchor: Tensor | None,
+) -> Tensor:
+    """Of the loss by each token's log-prob, [B, T], at the log-probs `now`."""
+    logp = now.clone().requires_grad_(True)
+    weights = batch.weights * ratio
+    terms = token_terms(objective, logp, old, batch.advantages, weights, batch.mask, anchor)
+    (gradient,) = torch.autograd.grad(loss_of(terms, scales, objective.kl), logp)
+    return gradient

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tinker
 import torch
@@ -24,17 +24,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from inwit.engines.base import OptimizerSettings, Sampling, UpdateStats
-from inwit.engines.batch import Batch, Tally, minibatches
+from inwit.engines.batch import CPU, Batch, Tally, minibatches, padded
 from inwit.engines.tinker.adapter import fetch
 from inwit.engines.tinker.connection import Connection, grad_norm
 from inwit.engines.tinker.datums import (
     Reduction,
+    Work,
     datum,
+    hands_over,
     logprobs_of,
     needs_scoring,
-    old_logprobs,
-    ratios,
-    values,
 )
 from inwit.engines.tinker.settings import TinkerSettings
 from inwit.errors import InwitError
@@ -42,11 +41,6 @@ from inwit.objectives import Objective, loss_of, row_scales, token_terms
 from inwit.rows import Completion, Floats, Ids, Row, Stop
 
 logger = logging.getLogger("inwit")
-
-Loss = Literal["ppo", "importance_sampling", "cross_entropy"]
-
-SURROGATE: Loss = "importance_sampling"
-"""Carries a gradient by log-probs, where the ratio is 1."""
 
 SEEDS = (1 << 31) - (1 << 16)
 """Servers count seeds in 31 bits, and number a request's samples upwards from its seed."""
@@ -102,9 +96,8 @@ class Sent:
     `old` is [B, T], log-probs before the update; None where they are those of this very pass.
     """
 
-    batch: Batch
+    work: Work
     scales: Tensor
-    ratio: Tensor
     old: Tensor | None
     anchor: Tensor | None
     passed: Any
@@ -135,7 +128,8 @@ class TinkerEngine(TinkerPolicy):
         self.settings = settings
         self.tokenizer = tokenizer
         self.source = source
-        base = settings.base_model or source
+        here = Path(source)  # a server on this machine has a folder by its whole path
+        base = settings.base_model or str(here.resolve() if here.is_dir() else source)
         self.start = f"tinker {base} rank {settings.rank} seed {seed % SEEDS}"
         self.updates = 0
         super().__init__(Connection(settings, base, seed % SEEDS), longest)
@@ -199,64 +193,41 @@ class TinkerEngine(TinkerPolicy):
         scales = row_scales(rows, objective.aggregation)
         some = [(row, scale) for row, scale in zip(rows, scales, strict=True) if row.signal]
         live = [row for row, _ in some]
-        scale = torch.tensor([s for _, s in some])
+        scale = torch.tensor([scale for _, scale in some])
         batch = Batch(**Batch.columns(live))
-        anchor = None
+        now = anchor = None
         if objective.kl:
-            found = await self.reference().logprobs(live)
-            anchor = batch.per_token(_by_row(live, found))
+            anchor = _per_token(await self.reference().logprobs(live))
         reduction = Reduction(self.connection.means)
-        own = objective.kl or objective.loss == "gspo"
-        if own or (objective.loss == "cross_entropy" and reduction.means):
-            now = batch.per_token(_by_row(live, await self.logprobs(live)))
-            old = now if once else old_logprobs(batch, scored)
-            ratio = ratios(batch, old, objective)
-            credit = _gradient(objective, batch, now, old, ratio, scale, anchor)
-            loss, sampled = SURROGATE, now
-        else:
-            old = old_logprobs(batch, scored)
-            ratio = ratios(batch, old, objective)
-            folded = batch.advantages * batch.weights * ratio * scale[:, None]
-            credit = torch.where(batch.mask, folded, 0.0)
-            loss, sampled = LOSSES[objective.loss], old
-        data = []
-        for row, before, gain in zip(
-            live, values(sampled, live), values(credit, live), strict=True
-        ):
-            undone = reduction.undone(row, len(live))
-            worth = [undone * g for g in gain]
-            if loss == "cross_entropy":
-                data.append(datum(row, weights=worth))
-            else:
-                data.append(datum(row, logprobs=before, advantages=worth))
+        if hands_over(objective, reduction):
+            now = _per_token(await self.logprobs(live))
+        known = _per_token([scored.get(id(row), row.logprobs) for row in live])
+        old = now if once and now is not None else known
+        work = Work.of(batch, objective, scale, old, now, anchor)
         clip = {
             "clip_low_threshold": 1 - objective.clip_low,
             "clip_high_threshold": 1 + objective.clip_high,
         }
         training = self.connection.training
-        passed = training.forward_backward(data, loss, clip if loss == "ppo" else None)
+        passed = training.forward_backward(
+            work.datums(reduction), work.loss, clip if work.loss == "ppo" else None
+        )
         taken = training.optim_step(adam)
-        known = None if once else old
-        return Sent(batch, scale, ratio, known, anchor, passed, taken)
+        return Sent(work, scale, None if once else old, anchor, passed, taken)
 
     async def _take(self, sent: Sent, objective: Objective, tally: Tally) -> None:
         """Wait for a step's two answers, and count what they say."""
-        batch, rows = sent.batch, sent.batch.rows
+        batch, ratio = sent.work.batch, sent.work.ratio
         output = await self.connection.answer(sent.passed.result_async())
         step = await self.connection.answer(sent.taken.result_async())
-        logp = batch.per_token(_by_row(rows, _read(rows, output)))
+        logp = _per_token(_read(batch.rows, output))
         old = logp if sent.old is None else sent.old
+        weights = batch.weights * ratio
         terms = token_terms(
-            objective,
-            logp,
-            old,
-            batch.advantages,
-            batch.weights * sent.ratio,
-            batch.mask,
-            sent.anchor,
+            objective, logp, old, batch.advantages, weights, batch.mask, sent.anchor
         )
         loss = float(loss_of(terms, sent.scales, objective.kl))
-        tally.add(batch, terms, loss, float(-logp[batch.mask].sum()), old, sent.ratio)
+        tally.add(batch, terms, loss, float(-logp[batch.mask].sum()), old, ratio)
         tally.steps += 1
         norm = grad_norm(step.metrics)
         if norm is None:
@@ -309,31 +280,6 @@ class TinkerEngine(TinkerPolicy):
         self.tokenizer.save_pretrained(folder)
 
 
-LOSSES: dict[str, Loss] = {
-    "clip": "ppo",
-    "importance": "importance_sampling",
-    "cross_entropy": "cross_entropy",
-}
-"""The protocol's names of the losses that it has."""
-
-
-def _gradient(
-    objective: Objective,
-    batch: Batch,
-    now: Tensor,
-    old: Tensor,
-    ratio: Tensor,
-    scales: Tensor,
-    anchor: Tensor | None,
-) -> Tensor:
-    """Minus the loss's gradient by each token's log-prob, [B, T], at the log-probs `now`."""
-    logp = now.clone().requires_grad_(True)
-    weights = batch.weights * ratio
-    terms = token_terms(objective, logp, old, batch.advantages, weights, batch.mask, anchor)
-    (gradient,) = torch.autograd.grad(loss_of(terms, scales, objective.kl), logp)
-    return -gradient
-
-
 def _adam(optimizer: OptimizerSettings, rate: float) -> tinker.AdamParams:
     return tinker.AdamParams(
         learning_rate=rate,
@@ -345,8 +291,9 @@ def _adam(optimizer: OptimizerSettings, rate: float) -> tinker.AdamParams:
     )
 
 
-def _by_row(rows: Sequence[Row], found: Sequence[Floats]) -> dict[int, Floats]:
-    return {id(row): each for row, each in zip(rows, found, strict=True)}
+def _per_token(found: Sequence[Floats]) -> Tensor:
+    """[B, T] of what was found of B rows, in their order."""
+    return padded(found, CPU, torch.float32)
 
 
 def _read(rows: Sequence[Row], output: tinker.ForwardBackwardOutput) -> list[Floats]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from inwit.engines.base import OptimizerSettings, UpdateStats
@@ -189,13 +190,17 @@ class Learner:
             scale = torch.tensor([scales[live[i]] for i in indices], device=batch.mask.device)
             with self._backbone.training():
                 self._pass(batch, scale, objective, old, reference, tally)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        total = get_total_norm(gradients)
+        norm = float(total)
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise InwitError(
                 f"The gradient's norm is {norm} at update {self.updates}.",
                 "Lower the learning rate; the last checkpoint is untouched.",
             )
+        if norm > settings.max_grad_norm:  # else scaling by 1 goes over all of them for nothing
+            clip_grads_with_norm_(self.parameters, settings.max_grad_norm, total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # sampling has another use for the memory
         tally.norms.append(norm)
