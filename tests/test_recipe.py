@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inwit.engines.openai import OpenAISettings
+from inwit.engines.tinker import TinkerSettings
 from inwit.engines.torch import TorchSettings
 from inwit.errors import InwitError
 from inwit.evaluation.protocols import PROTOCOLS
@@ -659,3 +660,30 @@ def test_coarse_weights_are_refused_for_full_fine_tuning():
     with pytest.raises(InwitError, match="bfloat16 weights are too coarse"):
         parse_recipe(tables(engine={"dtype": "bfloat16"}), "my.toml")
     parse_recipe(tables(engine={"dtype": "bfloat16", "lora": {"rank": 2}}), "my.toml")
+
+
+def test_what_the_tinker_protocol_cannot_do_is_refused():
+    """The method is named, and the reason; evaluations may be as warm as they like."""
+    said = refusal(engine={"name": "tinker"}, sampling={"temperature": 0.7})
+    assert "grpo is to sample at temperature 0.7" in said
+    assert "log-probs at 1 only" in said
+    made = parse_recipe(tables(engine={"name": "tinker"}, eval={"temperature": 0.2}), "my.toml")
+    assert isinstance(made.engine, TinkerSettings)
+    assert parse_recipe(tomllib.loads(made.as_toml()), "again").as_dict() == made.as_dict()
+
+
+def test_another_engine_shares_no_settings_with_the_one_below(tmp_path):
+    write(tmp_path, base=BASE + "[engine]\nthreads = 2\n")
+    path = write(tmp_path, top='extends = "base.toml"\n[engine]\nname = "tinker"\nrank = 4\n')
+    assert load_recipe(path).engine == TinkerSettings(rank=4)
+    path = write(tmp_path, top='extends = "base.toml"\n[engine]\nmax_batch = 7\n')
+    assert load_recipe(path).engine == TorchSettings(threads=2, max_batch=7)
+
+
+def test_every_recipe_that_names_a_server_is_read():
+    recipe = load_recipe(ROOT / "recipes" / "checkout" / "icrl-tinker.toml")
+    plain = load_recipe(ROOT / "recipes" / "checkout" / "icrl.toml")
+    assert isinstance(recipe.engine, TinkerSettings)
+    assert {k: v for k, v in recipe.as_dict().items() if k != "engine"} == {
+        k: v for k, v in plain.as_dict().items() if k != "engine"
+    }

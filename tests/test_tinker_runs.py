@@ -213,6 +213,22 @@ def test_a_server_that_stays_away_ends_the_run(server: Server, model: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_the_key_is_written_nowhere(
+    server: Server,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-very-secret")
+    caplog.set_level("DEBUG")
+    through(server.url, model, tmp_path / "run", *QUICK, "train.steps=1")
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 8
+    assert not [path for path in written if b"very-secret" in path.read_bytes()]
+    assert "very-secret" not in caplog.text
+
+
 # ---------------------------------------------------------------------- learning
 
 

@@ -43,6 +43,7 @@ class Line:
         self.port = free_port()
         self.seen: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()  # of requests and answers, bodies alone
+        self.events: list[tuple[str, str]] = []  # (seen or answered, name), as they happened
 
     @property
     def url(self) -> str:
@@ -69,6 +70,7 @@ class Line:
     ) -> bytes | None:
         name = path.partition("?")[0].rpartition("/")[2]
         self.seen[name] += 1
+        self.events.append(("seen", name))
         fault = self.plan(name, self.seen[name]) or Fault()
         if fault.cut:
             return None
@@ -84,6 +86,7 @@ class Line:
                 return None  # as the server does, that is away
         self.bytes[name] += len(body) + len(reply.content)
         await asyncio.sleep(fault.late)
+        self.events.append(("answered", name))
         if fault.lost:
             return None
         kind = reply.headers.get("content-type", "application/json")

@@ -21,6 +21,7 @@ from inwit.engines.torch import LoraSettings, TorchEngine, TorchSettings, load_m
 from inwit.engines.torch.learner import Learner
 from inwit.objectives import Objective
 from inwit.rows import Behaviour, Floats, Row
+from tests.engines.faulty_line import Fault, Line
 from tests.engines.tinker_server import RANK, engine_at, serving, tiny_model
 from tests.helpers import make_row, row_of, some_ids
 
@@ -201,3 +202,43 @@ def test_gradients_that_were_left_behind_are_not_taken(
         rows = rows_from(remote, 2)
         one, two = (asyncio.run(e.update(rows, Objective(), STEP, 9)) for e in (remote, local))
         assert near(one.grad_norm, two.grad_norm) is tidy
+
+
+def test_steps_are_sent_before_the_last_is_answered() -> None:
+    """All of a batch's gradients and steps are on their way before the first answer is there."""
+    with Line(
+        serving(tiny_model()).url,
+        lambda path, n: Fault(late=1.0) if path == "retrieve_future" else None,
+    ).open() as line:
+        engine = engine_at(line.url, tiny_model())
+        rows = rows_from(engine, 2)
+        scored = line.seen["forward"]
+        begin = len(line.events)
+        plan = STEP.model_copy(update={"minibatches": 3})
+        assert asyncio.run(engine.update(rows, Objective(), plan, 9)).optimizer_steps == 3
+        engine.close()
+    assert line.seen["forward"] == scored + 1
+    events = line.events[begin:]
+    first = events.index(("seen", "forward_backward"))
+    answer = events.index(("answered", "retrieve_future"), first)
+    sent = events[first:answer]
+    assert sent.count(("seen", "forward_backward")) == sent.count(("seen", "optim_step")) == 3
+
+
+def test_samples_are_asked_for_all_at_once() -> None:
+    with Line(
+        serving(tiny_model()).url,
+        lambda path, n: Fault(late=1.0) if path == "retrieve_future" else None,
+    ).open() as line:
+        engine = engine_at(line.url, tiny_model())
+        begin = len(line.events)
+        rows_of_eight = [some_ids(4, seed=s) for s in range(8)]
+
+        async def go() -> None:
+            await asyncio.gather(*(engine.sample(p, 2, Sampling(4, ())) for p in rows_of_eight))
+
+        asyncio.run(go())
+        engine.close()
+    events = line.events[begin:]
+    before = events[: events.index(("answered", "retrieve_future"))]
+    assert before.count(("seen", "asample")) == 8
