@@ -28,9 +28,13 @@ python() {
 case ${1:-} in
   install)
     if [ -e "$place/.ready" ]; then exit 0; fi
+    if [ -n "$(ls -A "$place" 2>/dev/null)" ] && [ ! -e "$place/pyvenv.cfg" ]; then
+      echo "$place is something else already: set INWIT_TINKER_SERVER to a new folder." >&2
+      exit 2
+    fi
     found=$(python)
     echo "SkyRL $skyrl into $place: some minutes"
-    "$found" -m venv --clear "$place"
+    "$found" -m venv "$place"
     "$place/bin/python" -m pip install -q --disable-pip-version-check uv "skyrl[tinker,jax]==$skyrl"
     touch "$place/.ready"
     ;;
@@ -44,7 +48,9 @@ case ${1:-} in
       exit 0
     fi
     model=$(cd "$2" && pwd)
+    place=$(cd "$place" && pwd)
     mkdir -p "${TINKER_DATA:=$place/data}"
+    TINKER_DATA=$(cd "$TINKER_DATA" && pwd)
     cd "$TINKER_DATA"
     export PATH="$place/bin:$PATH" VIRTUAL_ENV="$place"
     # compiled once for each shape, and kept

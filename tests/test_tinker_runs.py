@@ -92,7 +92,7 @@ def plan(*faults: tuple[str, int, Fault]) -> Plan:
 PASSING: dict[str, Plan] = {
     "errors and lost answers": plan(
         ("forward_backward", 4, Fault(status=429)),
-        ("optim_step", 5, Fault(status=503)),
+        ("optim_step", 5, Fault(status=429)),
         ("asample", 4, Fault(status=429)),
         ("asample", 9, Fault(lost=True)),
         ("retrieve_future", 30, Fault(lost=True)),

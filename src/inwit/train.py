@@ -321,8 +321,9 @@ class Trainer:
     def resume(self, folder: RunFolder) -> None:
         """Take up a run where its newest whole checkpoint left it."""
         found = folder.checkpoints()
-        self.counters = Counters()
-        if found:
+        if not found:
+            self.counters = Counters()
+        else:
             self.engine.load(found[-1], self.recipe.optimizer)
             try:
                 saved = json.loads((found[-1] / "counters.json").read_text("utf-8"))
@@ -356,9 +357,10 @@ def train(recipe: Recipe, out: Path, progress: Progress) -> dict[str, Any]:
     """Run a recipe into a new folder. Nothing is written before everything was checked."""
     RunFolder.check_free(out)
     trainer = Trainer(recipe, progress)
-    folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
-    with folder.locked(), closing(trainer.engine):
-        return asyncio.run(trainer.run(folder))
+    with closing(trainer.engine):
+        folder = RunFolder.create(out, recipe.as_toml(), recipe.seed)
+        with folder.locked():
+            return asyncio.run(trainer.run(folder))
 
 
 def advance(out: Path) -> str:

@@ -205,12 +205,12 @@ def test_gradients_that_were_left_behind_are_not_taken(
 
 
 def test_steps_are_sent_before_the_last_is_answered() -> None:
-    """All of a batch's gradients and steps are on their way before the first answer is there."""
+    """Pipelined: all of a batch's requests are on their way before the first answer is there."""
     with Line(
         serving(tiny_model()).url,
         lambda path, n: Fault(late=1.0) if path == "retrieve_future" else None,
     ).open() as line:
-        engine = engine_at(line.url, tiny_model())
+        engine = engine_at(line.url, tiny_model(), pipelined=True)
         rows = rows_from(engine, 2)
         scored = line.seen["forward"]
         begin = len(line.events)

@@ -119,7 +119,7 @@ def connection_error(cause: Exception) -> tinker.APIConnectionError:
     ("error", "safe"),
     [
         (status_error(429), True),
-        (status_error(503), True),
+        (status_error(503), False),
         (status_error(500), False),
         (status_error(502), False),
         (status_error(408), False),

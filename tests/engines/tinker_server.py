@@ -105,6 +105,6 @@ def tiny_model() -> Path:
     return folder
 
 
-def engine_at(url: str, model: Path, *, seed: int = 0, patience: float = 120.0) -> TinkerEngine:
-    settings = TinkerSettings(url=url, rank=RANK, patience=patience)
+def engine_at(url: str, model: Path, *, seed: int = 0, pipelined: bool = False) -> TinkerEngine:
+    settings = TinkerSettings(url=url, rank=RANK, patience=120.0, pipelined=pipelined)
     return TinkerEngine(settings, tokenizer(), str(model), POSITIONS, seed)

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
@@ -72,18 +73,32 @@ def _archive(connection: Connection) -> bytes:
     """
     name = f"final-{uuid.uuid4().hex[:8]}"
     training = connection.training
-    connection.now(training.save_weights_for_sampler(name))
-    path = f"/api/v1/training_runs/{training.model_id}/checkpoints/{name}/archive"
+    saved = str(connection.now(training.save_weights_for_sampler(name)).path)
+    here = saved.removeprefix(f"tinker://{training.model_id}/")
+    address = (
+        f"{connection.address}/api/v1/training_runs/{training.model_id}/checkpoints/{here}/archive"
+    )
     patience = connection.settings.patience
+    deadline = time.monotonic() + patience
     try:
-        answer = httpx.get(
-            connection.address + path, headers={"X-API-Key": connection.key}, timeout=patience
-        )
+        while True:
+            answer = httpx.get(address, headers={"X-API-Key": connection.key}, timeout=patience)
+            if answer.status_code != 503 or time.monotonic() > deadline:
+                break
+            time.sleep(5.0)  # it is being packed
         if answer.is_redirect:
-            answer = httpx.get(answer.headers["location"], timeout=patience, follow_redirects=True)
-        answer.raise_for_status()
+            place = httpx.URL(address).join(answer.headers.get("location", ""))
+            answer = httpx.get(place, timeout=patience, follow_redirects=True)
     except httpx.HTTPError as error:
+        # not its text: an address may hold a key of its own
         raise EngineLost(
-            f"The trained adapter cannot be fetched: {error}", "It is kept at the server."
+            f"The trained adapter cannot be fetched: {type(error).__name__}.", KEPT
         ) from error
+    if answer.status_code != 200:
+        raise InwitError(
+            f"The trained adapter cannot be fetched: the server answers {answer.status_code}.", KEPT
+        )
     return answer.content
+
+
+KEPT = "It is kept at the server, and in the run's last checkpoint."

@@ -58,9 +58,12 @@ FAULTS = (
 
 
 def never_begun(error: Exception) -> bool:
-    """Whether a request that failed so was surely not begun: no connection, or sent away."""
+    """Whether a request that failed so was surely not begun: no connection, or sent away.
+
+    Not 503: what stands before a server says so too when the server goes away in the middle.
+    """
     if isinstance(error, tinker.APIStatusError):
-        return error.status_code in (429, 503)
+        return error.status_code == 429
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 
@@ -100,15 +103,19 @@ class Connection:
         )
         holder: Any = self.service.holder
         holder._is_retryable_exception = never_begun
-        self._check_model()
-        self._tidy()
-        self.training = self._new_adapter()
-        self.sampling = self.refreshed()
-        self.base = self._told(
-            lambda: self.service.create_sampling_client(
-                base_model=self.base_model, retry_config=self._patient()
+        try:
+            self._check_model()
+            self._tidy()
+            self.training = self._new_adapter()
+            self.sampling = self.refreshed()
+            self.base = self._told(
+                lambda: self.service.create_sampling_client(
+                    base_model=self.base_model, retry_config=self._patient()
+                )
             )
-        )
+        except BaseException:
+            holder.close()
+            raise
 
     def reopen(self) -> None:
         """Leave what is left of the session, and begin another."""
@@ -170,12 +177,17 @@ class Connection:
         """Take steps of an adapter that is thrown away, the first with what others left there.
 
         SkyRL's server on JAX keeps the gradients of an adapter that went away before its step, for
-        the next one in its place. The steps also show how the server adds up losses: two equal
-        datums double a sum, and leave a mean as it is.
+        the next one in its place, which is the lowest that is free: this one's, if nobody else
+        comes or goes meanwhile. The steps also show how the server adds up losses: two equal datums
+        double a sum, and leave a mean as it is.
         """
         adapter = self._new_adapter()
         _, one, two = [self._norm_of(adapter, copies) for copies in (1, 1, 2)]
         self._unload(adapter, self.settings.patience)
+        if one == 0 or two == 0:
+            raise EngineLost(
+                "The Tinker server took a step before its gradient.", "Begin the run again."
+            )
         self.means = one is not None and two is not None and two < 1.5 * one
 
     def _norm_of(self, adapter: tinker.TrainingClient, copies: int) -> float | None:
@@ -187,9 +199,8 @@ class Connection:
             "advantages": [1.0, 1.0, 1.0],
         }
         one = tinker.Datum(tinker.ModelInput.from_ints([0, 1, 2]), values)
-        passed = adapter.forward_backward([one] * copies, "importance_sampling")
+        self.now(adapter.forward_backward([one] * copies, "importance_sampling"))
         taken = adapter.optim_step(tinker.AdamParams(learning_rate=0.0))
-        self.now(passed)
         return grad_norm(self.now(taken).metrics)
 
     def _new_adapter(self) -> tinker.TrainingClient:

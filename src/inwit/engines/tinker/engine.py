@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from inwit.engines.base import OptimizerSettings, Sampling, UpdateStats
+from inwit.engines.base import EngineLost, OptimizerSettings, Sampling, UpdateStats
 from inwit.engines.batch import CPU, Batch, Tally, minibatches, padded
 from inwit.engines.tinker.adapter import fetch
 from inwit.engines.tinker.connection import Connection, grad_norm
@@ -93,12 +93,12 @@ class TinkerPolicy:
 class Sent:
     """A step on its way: what it is made of, and what the server will say of it.
 
-    `old` is [B, T], log-probs before the update; None where they are those of this very pass.
+    `once`: this pass's log-probs are those before the update.
     """
 
     work: Work
     scales: Tensor
-    old: Tensor | None
+    once: bool
     anchor: Tensor | None
     passed: Any
     taken: Any
@@ -189,7 +189,7 @@ class TinkerEngine(TinkerPolicy):
         scored: dict[int, Floats],
         once: bool,
     ) -> Sent:
-        """Send a step, both its requests, and wait for neither."""
+        """Send a step, both its requests; where they are pipelined, wait for neither."""
         scales = row_scales(rows, objective.aggregation)
         some = [(row, scale) for row, scale in zip(rows, scales, strict=True) if row.signal]
         live = [row for row, _ in some]
@@ -212,8 +212,12 @@ class TinkerEngine(TinkerPolicy):
         passed = training.forward_backward(
             work.datums(reduction), work.loss, clip if work.loss == "ppo" else None
         )
+        if not self.settings.pipelined:
+            await self.connection.answer(passed.result_async())
         taken = training.optim_step(adam)
-        return Sent(work, scale, None if once else old, anchor, passed, taken)
+        if not self.settings.pipelined:
+            await self.connection.answer(taken.result_async())
+        return Sent(work, scale, once, anchor, passed, taken)
 
     async def _take(self, sent: Sent, objective: Objective, tally: Tally) -> None:
         """Wait for a step's two answers, and count what they say."""
@@ -221,13 +225,14 @@ class TinkerEngine(TinkerPolicy):
         output = await self.connection.answer(sent.passed.result_async())
         step = await self.connection.answer(sent.taken.result_async())
         logp = _per_token(_read(batch.rows, output))
-        old = logp if sent.old is None else sent.old
+        old = sent.work.old
         weights = batch.weights * ratio
         terms = token_terms(
             objective, logp, old, batch.advantages, weights, batch.mask, sent.anchor
         )
         loss = float(loss_of(terms, sent.scales, objective.kl))
-        tally.add(batch, terms, loss, float(-logp[batch.mask].sum()), old, ratio)
+        before = logp if sent.once else old
+        tally.add(batch, terms, loss, float(-logp[batch.mask].sum()), before, ratio)
         tally.steps += 1
         norm = grad_norm(step.metrics)
         if norm is None:
@@ -236,6 +241,10 @@ class TinkerEngine(TinkerPolicy):
             raise InwitError(
                 f"The gradient's norm is {norm} at update {self.updates}.",
                 "Lower the learning rate, and resume from the last checkpoint.",
+            )
+        if norm == 0 and bool(sent.work.credit.any()):
+            raise EngineLost(
+                "The Tinker server took a step without its gradient.", "It mixes up their order."
             )
         tally.norms.append(norm)
 

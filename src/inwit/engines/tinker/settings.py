@@ -27,6 +27,11 @@ class TinkerSettings(BaseModel):
     patience: float = Field(
         600.0, gt=0, description="seconds to wait for an answer, and for a server that is away"
     )
+    pipelined: bool = Field(
+        False,
+        description="send a step before its gradient is answered; for servers that keep the order "
+        "of requests, as the hosted one does and SkyRL 0.3 may not",
+    )
     export: Literal["merged", "adapter"] = Field(
         "merged", description="the final model: merged into the base's weights, or the adapter"
     )
