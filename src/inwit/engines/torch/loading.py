@@ -70,12 +70,7 @@ def load_tokenizer(source: str, *, seed: int = 0) -> tuple[PreTrainedTokenizerBa
             config = AutoConfig.from_pretrained(source)
             tokenizer = AutoTokenizer.from_pretrained(source)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InwitError(
-                f"The tokenizer of '{source}' cannot be loaded: {reason}",
-                "Give a directory that a Hugging Face causal LM and its tokenizer were saved to, "
-                "or a hub name that this machine can reach.",
-            ) from error
+            raise _unreadable(f"The tokenizer of '{source}'", error) from error
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return tokenizer, int(found or 1 << 30)
 
@@ -160,12 +155,7 @@ def _hugging_face(source: str) -> Loaded:
     except InwitError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InwitError(
-            f"The model '{source}' cannot be loaded: {reason}",
-            "Give a directory that a Hugging Face causal LM and its tokenizer were saved to, "
-            "or a hub name that this machine can reach.",
-        ) from error
+        raise _unreadable(f"The model '{source}'", error) from error
     if missing := sorted(report.get("missing_keys", ())):
         raise InwitError(
             f"The model '{source}' lacks {len(missing)} tensors, the first being {missing[0]}.",
@@ -183,6 +173,15 @@ def _hugging_face(source: str) -> Loaded:
             "They do not belong together.",
         )
     return Loaded(model, tokenizer, source)
+
+
+def _unreadable(what: str, error: Exception) -> InwitError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InwitError(
+        f"{what} cannot be loaded: {reason}",
+        "Give a directory that a Hugging Face causal LM and its tokenizer were saved to, "
+        "or a hub name that this machine can reach.",
+    )
 
 
 def _silence_dropout(model: nn.Module) -> None:
