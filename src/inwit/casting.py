@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,10 +77,14 @@ class Cast:
             solver = Actor(engine, Renderer(engine.tokenizer, recipe.model.template))
             identity = engine.start
         other = critic or recipe.method.external_critic
-        heard, named = _critic(recipe, other, engine, solver)
-        reference = engine.reference() if engine and learns and needs else None
-        cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named, reference)
-        cast._check_words()
+        with ExitStack() as given_up:
+            if engine is not None:
+                given_up.callback(engine.close)
+            heard, named = _critic(recipe, other, engine, solver)
+            anchor = engine.reference() if engine and learns and needs else None
+            cast = cls(recipe, engine, solver, heard, prompts, conditions, identity, named, anchor)
+            cast._check_words()
+            given_up.pop_all()
         return cast
 
     async def closing(self, work: Coroutine[Any, Any, T]) -> T:
