@@ -28,6 +28,7 @@ from inwit.envs.search import (
     exact_match,
     f1,
     first_action,
+    index,
     information,
     read_corpus,
 )
@@ -486,6 +487,19 @@ def test_an_index_that_cannot_be_kept_is_held_in_memory(tmp_path):
     (tmp_path / "taken").write_text("")
     assert Index(ANIMALS, tmp_path / "taken" / "cache").search("cat", 1) == [CAT]
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_index_that_another_replaces_as_it_is_read_is_held_in_memory(tmp_path, monkeypatch):
+    store = index._store
+
+    def store_and_be_displaced(bm25, folder):
+        store(bm25, folder)
+        (folder / index.SEAL).write_text("of another's files")
+
+    monkeypatch.setattr(index, "_store", store_and_be_displaced)
+    assert Index(ANIMALS, tmp_path).search("sleeps", 3) == [CAT, DOG]
+    monkeypatch.undo()
+    assert Index(ANIMALS, tmp_path).search("sleeps", 3) == [CAT, DOG]  # and mends it
 
 
 def test_many_may_build_the_same_index_at_once(tmp_path):

@@ -11,6 +11,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -135,13 +136,12 @@ class Index:
         folder = (cache or default_cache()) / _name(self.passages)
         try:
             self._bm25 = _load(folder)
-        except (OSError, ValueError):  # absent, or torn
+        except (OSError, ValueError):  # absent, torn, or just being replaced
             self._bm25 = _build(self.passages)
-            try:
+            # a full or read-only disk; another process was first, or replaces it as it is read
+            with suppress(OSError, ValueError):
                 _store(self._bm25, folder)
                 self._bm25 = _load(folder)
-            except OSError:  # a full or read-only disk, or another process was first
-                pass
 
     def search(self, query: str, k: int) -> list[Passage]:
         """At most k passages that share a word with the query, best first.
