@@ -161,19 +161,18 @@ class Backbone:
         logits = self.logits(states)
         return plain_logprobs(logits if temperature == 1 else logits / temperature, targets)
 
-    def decode_mask(self, lengths: Tensor, width: int) -> Any:
-        """Which cached positions one new token per sequence attends to.
+    def decode_mask(self, lengths: Tensor, positions: Tensor) -> Any:
+        """Which cached tokens one new token per sequence attends to.
 
         Args:
             lengths: [B], tokens in each sequence's cache before the new one.
-            width: columns of the cache in use.
+            positions: [1 or B, columns] of what is cached; beyond all lengths where nothing is.
         """
-        column = torch.arange(width, device=lengths.device)
-        seen = column <= lengths[:, None]
+        seen = positions <= lengths[:, None]
         full = self._as_mask(seen)
         if self.window is None:
             return full
-        near = self._as_mask(seen & (column > lengths[:, None] - self.window))
+        near = self._as_mask(seen & (positions > lengths[:, None] - self.window))
         if getattr(self.config, "layer_types", None):
             return {"full_attention": full, "sliding_attention": near}
         return near

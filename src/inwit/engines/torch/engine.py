@@ -34,14 +34,16 @@ FastPath = Literal[
     "blocked_draw",
     "packed_weights",
     "retaining",
+    "cascade",
     "holding",
 ]
 """`packing`: rows in one pass without padding. `sharing`: what rows have in common computed once.
 `in_place`: log-probs and their gradient without copies of the logits. `adding`: weights' gradients
 added up by the products that make them. `blocked_draw`: tokens of a large vocabulary drawn by
 blocks. `packed_weights`: weights laid out by MKL for decoding. `retaining`: prompts that go on from
-a finished sequence compute the rest. `holding`: freed memory is kept by the process. None of them
-changes a result beyond rounding."""
+a finished sequence compute the rest. `cascade`: a prompt held once, and read once a token, for all
+its samples. `holding`: freed memory is kept by the process. None of them changes a result beyond
+rounding."""
 
 PASS_LEAST, PASS_MOST = 160 << 20, 2 << 30
 """Bytes that a training pass may take, about: as many as weights, gradients and the optimizer's

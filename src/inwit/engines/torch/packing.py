@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from inwit.engines.batch import padded
+from inwit.engines.torch.cascade import Cascade, cascaded
 from inwit.rows import Ids
 
 ATTENTION = "inwit"
@@ -256,15 +258,22 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     packed: Layout | None = None,
+    cascade: Cascade | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **other: object,
 ) -> tuple[Tensor, None]:
     """Attention within a pack: [1, heads, N, size] -> [1, N, heads, size].
 
-    A pass without a pack is left to transformers. In a pack the spans say who sees whom, and
-    `attention_mask` nothing. Raises TypeError where a layer wants what a pack does not do.
+    In a pack the spans say who sees whom, and `attention_mask` nothing. Raises TypeError where a
+    layer wants what a pack does not do. A pass that decodes may have a cascade; one with neither is
+    left to transformers.
     """
+    if cascade is not None:
+        assert attention_mask is not None
+        layer = cast(int, module.layer_idx)
+        found = cascaded(query, key, value, attention_mask, scaling, cascade, layer)
+        return found, None
     if packed is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask,

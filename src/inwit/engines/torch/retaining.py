@@ -48,21 +48,20 @@ class Retained:
     def keep(self, sequences: Sequence[Ids], slots: Sequence[int], cache: SlotCache) -> None:
         """Remember as many of these sequences, in these slots of the cache, as have room."""
         room = self.most // max(cache.bytes_per_token, 1)
-        rows: list[int] = []
-        columns: list[int] = []
         chosen: dict[Ids, int] = {}
+        kept_slots: list[int] = []
+        tokens = 0
         for sequence, slot in zip(sequences, slots, strict=True):
             if len(sequence) < WORTH or sequence in chosen or sequence in self._where:
                 continue
-            if len(rows) + len(sequence) > room:
+            if tokens + len(sequence) > room:
                 break
-            chosen[sequence] = len(rows)
-            rows += [slot] * len(sequence)
-            columns += range(len(sequence))
+            chosen[sequence] = tokens
+            kept_slots.append(slot)
+            tokens += len(sequence)
         if not chosen:
             return
-        places = torch.tensor(rows), torch.tensor(columns)
-        kept = Kept(tuple(chosen), tuple(cache.tokens(*places)))
+        kept = Kept(tuple(chosen), tuple(cache.tokens(kept_slots, [*map(len, chosen)])))
         self._kept.append(kept)
         self.size += kept.size
         self._where |= {ids: (kept, start) for ids, start in chosen.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,9 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from inwit.engines.base import Sampling
-from inwit.engines.batch import padded
 from inwit.engines.torch.backbone import Backbone
-from inwit.engines.torch.cache import SlotCache, rounded
+from inwit.engines.torch.cache import Demand, Prefilled, SlotCache, closing
 from inwit.engines.torch.drawing import BLOCK, blocked_draw, plain_draw
 from inwit.engines.torch.retaining import Retained
 from inwit.errors import InwitError
@@ -44,20 +43,6 @@ class Request:
     n: int
     done: asyncio.Future[list[Completion]]
     results: dict[int, Completion] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Prefilled:
-    """A prompt's places in a prefill, the cache that holds them, the logits after its end."""
-
-    cache: DynamicCache
-    places: Sequence[int]
-    logits: Tensor
-
-
-def _columns(request: Request) -> int:
-    """The cache columns that a sample of a request may come to need."""
-    return len(request.prompt) + request.sampling.max_tokens
 
 
 class Slots:
@@ -106,7 +91,7 @@ class Sampler:
         prefill_tokens: most prompt tokens (padding included) in one prefill pass.
         cache_tokens: most tokens that the key-value cache has room for, over all sequences; one
             sequence always goes on.
-        without: fast paths to leave out: `blocked_draw` (see `drawing`), `retaining`.
+        without: fast paths to leave out: `blocked_draw` (see `drawing`), `retaining`, `cascade`.
     """
 
     def __init__(
@@ -122,10 +107,13 @@ class Sampler:
         self._choose = blocked_draw if blocked else plain_draw
         retains = backbone.packs and "retaining" not in without
         self._retained = Retained() if retains else None
+        # on a GPU it is many small kernels instead of one, and has not been measured there
+        on_cpu = backbone.device.type == "cpu"
+        self._cascade = on_cpu and backbone.packs and "cascade" not in without
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._slots = Slots(capacity, backbone.device)
-        self._cache = SlotCache()
+        self._cache = self._empty()
         self._waiting: deque[tuple[Request, int]] = deque()
         self._wanted: Counter[Ids] = Counter()  # of the waiting, by prompt
         self._prefilled: dict[Ids, Prefilled] = {}
@@ -159,10 +147,13 @@ class Sampler:
         """Give the caches' memory back, for the policy is to change; requests fill them anew."""
         if not self.busy:
             self._backbone.release()
-            self._cache = SlotCache()
+            self._cache = self._empty()
             self._wanted.clear()
             if self._retained:
                 self._retained.clear()
+
+    def _empty(self) -> SlotCache:
+        return SlotCache(self._slots.capacity, self._slots.device, self._cascade)
 
     async def _drive(self) -> None:
         try:
@@ -191,6 +182,7 @@ class Sampler:
         everyone = [*self._slots.owner[: self._slots.n], *self._waiting]
         self._slots.n = 0
         self._slots.owner.clear()
+        self._cache = self._empty()
         self._waiting.clear()
         self._wanted.clear()
         self._prefilled.clear()
@@ -211,14 +203,15 @@ class Sampler:
             return False
         rows = torch.arange(slots.n, device=slots.device)
         lengths = slots.length[: slots.n]
-        width = int(lengths.max()) + 1
-        self._cache.point(rows, lengths, width)
+        positions, cascade = self._cache.point(lengths)
+        more = {} if cascade is None else {"cascade": cascade}
         with self._backbone.decoding(slots.n):
             hidden = self._backbone.hidden(
                 slots.last[: slots.n, None],
                 lengths[:, None],
-                self._backbone.decode_mask(lengths, width),
-                self._cache.cache,
+                self._backbone.decode_mask(lengths, positions),
+                self._cache.transformers,
+                **more,
             )
             logits = self._backbone.logits(hidden[:, 0])
         lengths += 1
@@ -231,15 +224,20 @@ class Sampler:
         slots = self._slots
         if not self._waiting:
             return []
-        columns = max((_columns(r) for r, _ in slots.owner), default=0)
+        demand = self._demand(slots.owner)
         joining: list[tuple[Request, int]] = []
         for request, index in islice(self._waiting, slots.capacity - slots.n):
-            n = slots.n + len(joining)
-            columns = max(columns, _columns(request))
-            if n and (n + 1) * rounded(columns) > self._cache_tokens:
+            demand.add(request.prompt, request.sampling.max_tokens)
+            if demand.samples > 1 and demand.tokens > self._cache_tokens:
                 break
             joining.append((request, index))
         return joining
+
+    def _demand(self, samples: list[tuple[Request, int]]) -> Demand:
+        demand = Demand(self._cascade)
+        for request, _ in samples:
+            demand.add(request.prompt, request.sampling.max_tokens)
+        return demand
 
     def _admit(self, joining: list[tuple[Request, int]]) -> Tensor:
         """Move waiting samples into free slots; returns those slots."""
@@ -254,23 +252,12 @@ class Sampler:
         slots.n += len(joining)
         fresh = torch.arange(start, slots.n, device=slots.device)
         self._describe(joining, fresh)
-        some = next(iter(self._prefilled.values())).cache
-        columns = max(_columns(r) for r, _ in slots.owner)
-        self._cache.reserve(some, self._room(columns), columns, used=start)
+        demand = self._demand(slots.owner)
+        room = demand.slots(slots.capacity, self._cache_tokens)
         found = [self._prefilled[request.prompt] for request, _ in joining]
-        for cache in {id(f.cache): f.cache for f in found}.values():
-            mine = [i for i, f in enumerate(found) if f.cache is cache]
-            places = padded([found[i].places for i in mine], slots.device)
-            self._cache.fill(cache, places, fresh[mine])
+        asked = [request.prompt for request, _ in joining]
+        self._cache.join(asked, found, fresh, room=room, columns=demand.columns)
         return fresh
-
-    def _room(self, columns: int) -> int:
-        """Slots to allocate: doubling, so that small runs stay small, up to what may be used."""
-        room = 8
-        while room < self._slots.n:
-            room *= 2
-        most = self._cache_tokens // rounded(columns)
-        return max(self._slots.n, min(room, self._slots.capacity, most))
 
     def _describe(self, joining: list[tuple[Request, int]], fresh: Tensor) -> None:
         slots = self._slots
@@ -348,14 +335,10 @@ class Sampler:
             self._retain(ended)
         staying = torch.ones(slots.n, dtype=torch.bool, device=slots.device)
         staying[ended] = False
-        left = int(staying.sum())
-        holes = (~staying[:left]).nonzero()[:, 0]
-        movers = left + staying[left:].nonzero()[:, 0]
-        if len(holes):
-            self._cache.move(movers, holes, int(slots.length[: slots.n].max()))
-            slots.move(movers, holes)
-        slots.n = left
-        del slots.owner[left:]
+        slots.n, movers, holes = closing(staying)
+        slots.move(movers, holes)
+        del slots.owner[slots.n :]
+        self._cache.leave(movers, holes, slots.length[: slots.n])
 
     def _retain(self, ended: Tensor) -> None:
         """Keep what finished sequences have in the cache: all but their last token."""
